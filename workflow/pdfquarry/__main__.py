@@ -1,0 +1,87 @@
+"""``python -m pdfquarry <step>``: what the rules call, and a person can. Exit codes are in errors.py."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pdfquarry.errors import ConfigurationError, QuarryError
+from pdfquarry.results import Results
+from pdfquarry.settings import Settings, load
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one step and return the exit code."""
+    parser = argparse.ArgumentParser(prog="pdfquarry", description="The steps of the PDF Quarry workflow.")
+    parser.add_argument("step", choices=["environment", "plan", "extract", "publish", "summarize", "check"])
+    parser.add_argument("--results", type=Path, required=True, help="the results folder of the run")
+    parser.add_argument("--shard", help="the shard to extract")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="processes to use")
+    options = parser.parse_args(arguments)
+    if options.step == "extract" and not options.shard:
+        parser.error("extract needs --shard")
+    _die_with_parent()
+    results = Results(options.results)
+    try:
+        print(_run(options.step, results, _settings(results), options), flush=True)
+    except QuarryError as error:
+        for line in str(error).splitlines():
+            print(f"pdfquarry {options.step}: {line}", file=sys.stderr)
+        return error.code
+    return 0
+
+
+def _run(step: str, results: Results, settings: Settings, options: argparse.Namespace) -> str:
+    """Run a step; return what it did in a line. Imports are here since a step needs few of the packages."""
+    if step == "environment":
+        from pdfquarry.environment import environment
+
+        environment(results, settings)
+        return "the embedded engine works"
+    if step == "plan":
+        from pdfquarry.plan import plan
+
+        planned = plan(results, settings.pages_per_shard, options.threads)
+        return (
+            f"{planned.files} files, {planned.opened} opened, {planned.documents} new documents "
+            f"in {planned.shards} new shards"
+        )
+    if step == "extract":
+        from pdfquarry.extract import extract
+
+        receipt = extract(results, options.shard, settings, options.threads)
+        return f"{len(receipt.documents)} documents, {receipt.extracted} of them read now, in {receipt.seconds:.1f} s"
+    if step == "publish":
+        from pdfquarry.publish import publish
+
+        done = publish(results, settings.output_digest(), list(settings.formats))
+        return f"{done.documents} documents, {done.written} folders written, {done.removed} removed"
+    from pdfquarry.summarize import check, summarize
+
+    if step == "summarize":
+        return summarize(results)
+    check(results)
+    return "no document failed"
+
+
+def _settings(results: Results) -> Settings:
+    """Return the settings that the run has written for its jobs."""
+    try:
+        return load(json.loads(results.settings.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{results.settings}: missing or damaged; snakemake writes it") from error
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end this job when Snakemake is gone, so that a killed run leaves nothing at work."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""A run, as the Snakefile sees it: settings, listing, lock, progress and last words.
+
+Snakemake reads the Snakefile in the main process and again in every job, so what must happen once asks ``main``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from pdfquarry import corpus, files
+from pdfquarry.environment import versions
+from pdfquarry.errors import BusyError, QuarryError
+from pdfquarry.plan import INDEX_COLUMNS
+from pdfquarry.progress import Display
+from pdfquarry.results import Results
+from pdfquarry.settings import Settings, load
+
+
+@dataclass
+class Run:
+    """One run of the workflow.
+
+    Args:
+        settings: the validated settings.
+        results: the results folder.
+        versions: the packages that a run uses; the environment is proven again when one changes.
+    """
+
+    settings: Settings
+    results: Results
+    versions: dict[str, str]
+    _display: Display | None = field(default=None, repr=False)
+    _lock: filelock.FileLock | None = field(default=None, repr=False)
+
+    def start(self) -> list[str]:
+        """Take the results folder for this run, show its progress, and return what to say before it begins.
+
+        Raises BusyError when another run has the folder.
+        """
+        path = self.results.root / "run.lock"
+        self._lock = filelock.FileLock(path)
+        try:
+            self._lock.acquire(blocking=False)
+        except filelock.Timeout:
+            raise BusyError(f"{self.results.root}: another run is at work in this folder; wait for it to end") from None
+        words = changed_settings(self.results, self.settings)
+        files.write_json(self.results.settings, self.settings.model_dump(mode="json"))
+        self._display = Display(self.results, self.settings.progress_seconds)
+        self._display.start()
+        return [words] if words else []
+
+    def end(self, success: bool) -> list[str]:
+        """Give the results folder back and return the run's last words."""
+        if self._display:
+            self._display.stop()
+        if self._lock:
+            self._lock.release()
+        if not success:
+            return [f"PDF Quarry: the run did not end well; logs are in {self.results.root / 'logs'}"]
+        from pdfquarry.summarize import closing_words
+
+        try:
+            return closing_words(self.results).splitlines()
+        except (OSError, ValueError):
+            return []  # a target before the summary was asked for
+
+
+def open_run(config: Mapping[str, Any], main: bool) -> Run:
+    """Check the settings and, in the main process, list the corpus.
+
+    Raises ConfigurationError or CorpusError with a line for each problem.
+    """
+    settings = load(config)
+    results = Results(Path(settings.results))
+    if main:
+        corpus.write_listing(results.listing, corpus.find(settings.corpus))
+    return Run(settings, results, versions())
+
+
+def live_shards(index: str) -> list[str]:
+    """Return the shards of an index."""
+    return [row[0] for row in files.read_table(Path(index), INDEX_COLUMNS)]
+
+
+def changed_settings(results: Results, settings: Settings) -> str:
+    """Return what a changed setting will cost, in a sentence, or an empty string when the output stays the same."""
+    try:
+        before = load(json.loads(results.settings.read_bytes()))
+    except (OSError, ValueError, QuarryError):
+        return ""
+    if before.output_digest() == settings.output_digest():
+        return ""
+    old, new = before.model_dump(), settings.model_dump()
+    names = [key for key in ("engine", "layout", "languages") if old[key] != new[key]]
+    if old["limits"]["page_pixels"] != new["limits"]["page_pixels"]:
+        names.append("limits.page_pixels")
+    what = ", ".join(names) or "the output version"
+    return f"PDF Quarry: {what} changed, so every document that was not extracted like this before is extracted now"

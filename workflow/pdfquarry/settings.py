@@ -1,0 +1,180 @@
+"""The settings: their types, defaults, limits, and what depends on each.
+
+``config/config.yaml``, ``workflow/schemas/config.schema.json`` and the table in ``config/README.md`` are generated
+from these models by ``scripts/make_config.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from pdfquarry import OUTPUT_VERSION
+from pdfquarry.errors import ConfigurationError
+
+# What the OCR model in RapidOCR's wheel (PP-OCRv6 small) reads; one model serves them all.
+OCR_LANGUAGES = tuple(
+    "af az bs ca ch chinese_cht cs cy da de en es et eu fi fr ga gl hr hu id is it japan ku la lb lt lv mi ms mt nl "
+    "no oc pl pt qu rm ro rs_latin sk sl sq sv sw tl tr uz vi".split()
+)
+Format = Literal["markdown", "content_list", "middle_json", "jsonl"]
+
+
+def _one_or_many(value: Any) -> Any:
+    """``--config corpus=/data`` and ``--config formats=markdown,jsonl`` arrive as one string."""
+    if isinstance(value, (str, Path)):
+        return [part.strip() for part in str(value).split(",") if part.strip()]
+    return value
+
+
+def _one_path_or_many(value: Any) -> Any:
+    """A path may hold a comma, so one string is one path."""
+    return [str(value)] if isinstance(value, (str, Path)) else value
+
+
+class Section(BaseModel):
+    """Base of all settings: unknown keys are errors, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+
+class Limits(Section):
+    """What one document may cost. A changed limit tries again what an old limit stopped, and nothing else."""
+
+    page_seconds: float = Field(
+        default=120,
+        gt=0,
+        description="Seconds without progress after which a page is given up and its reader is stopped.",
+    )
+    memory_mb: int = Field(
+        default=4096,
+        ge=256,
+        description="Memory in MiB that one document may take in its reader, on top of the loaded engine.",
+    )
+    page_pixels: int = Field(
+        default=25_000_000,
+        ge=100_000,
+        description="Pixels of one rendered page; larger pages are rendered at a lower resolution.",
+    )
+
+
+class Settings(Section):
+    """All settings of a run."""
+
+    corpus: Annotated[list[str], BeforeValidator(_one_path_or_many)] = Field(
+        default=["tests/resources/corpus"],
+        min_length=1,
+        description="Where the PDFs are: folders (searched with their sub-folders for *.pdf), PDF files, globs, or a "
+        "text file (.txt) with one path a line. One or a list.",
+    )
+    results: str = Field(default="results", min_length=1, description="The folder for all that the workflow writes.")
+    arch: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|gfx[0-9a-f]{3,4})$",
+        description="The GPU architecture that you expect, e.g. gfx1100; auto takes what is there; cpu uses no GPU.",
+    )
+    engine: Literal["embedded"] = Field(
+        default="embedded",
+        description="What reads the pages. embedded: DocVortex for text layers, RapidOCR for scans, on the CPU.",
+    )
+    layout: Literal["docvortex"] = Field(
+        default="docvortex", description="What finds the regions of a page. docvortex is the embedded engine's own."
+    )
+    languages: Annotated[list[str], BeforeValidator(_one_or_many)] = Field(
+        default=["en", "ch"],
+        min_length=1,
+        description="Languages of scanned pages, as RapidOCR names them (en, ch, chinese_cht, japan, de, fr ...).",
+    )
+    pages_per_shard: int = Field(
+        default=2000, ge=1, description="Pages in one shard, the unit of a job. Planned shards keep their size."
+    )
+    limits: Limits = Field(default_factory=Limits, description="What one document may cost.")
+    formats: Annotated[list[Format], BeforeValidator(_one_or_many)] = Field(
+        default=["markdown", "content_list"],
+        description="What is published for each document (markdown with its images, content_list, middle_json) and "
+        "for the corpus (jsonl: documents.jsonl beside documents.parquet). A change publishes again and "
+        "extracts nothing.",
+    )
+    strict: bool = Field(default=False, description="End with an error when a document failed, after all is written.")
+    progress_seconds: float = Field(
+        default=0,
+        ge=0,
+        description="Seconds between two lines of progress; 0 takes 5 on a terminal and 30 elsewhere.",
+    )
+
+    def output_digest(self) -> str:
+        """Return 8 hex digits that change exactly when the text that comes out may change.
+
+        It names the store of extracted documents, so going back to older settings finds the older store.
+        """
+        languages = sorted(set(self.languages))
+        parts = [OUTPUT_VERSION, self.engine, self.layout, languages, self.limits.page_pixels]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+
+    def limits_digest(self) -> str:
+        """Return 8 hex digits that change when a document that failed may succeed now."""
+        parts = [self.limits.page_seconds, self.limits.memory_mb]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+
+
+def load(config: Mapping[str, Any]) -> Settings:
+    """Return the settings that ``config`` (Snakemake's merged dictionary) gives.
+
+    Raises ConfigurationError with one line for each problem, all at once.
+    """
+    try:
+        settings = Settings.model_validate(dict(config))
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_explain(problem) for problem in error.errors())) from None
+    unknown = [name for name in settings.languages if name not in OCR_LANGUAGES]
+    if unknown:
+        lines = [f"languages: {name!r} is not in the bundled OCR model{_nearest(name, OCR_LANGUAGES)}" for name in unknown]
+        raise ConfigurationError("\n".join(lines))
+    return settings
+
+
+def _explain(problem: Any) -> str:
+    """One line for one of pydantic's errors."""
+    where = [str(part) for part in problem["loc"]]
+    name = ".".join(where)
+    if problem["type"] == "extra_forbidden":
+        section = _section(where[:-1])
+        known = list(section.model_fields)
+        # A key of another section is the most likely meaning of one written at the wrong depth.
+        known += [f"{key}.{inner}" for key, field in section.model_fields.items() for inner in _inner_keys(field)]
+        return f"{name}: unknown setting{_nearest(where[-1], known, '.'.join(where[:-1]))}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if name == "arch":
+        message = "should be auto, cpu or a gfx name such as gfx1100"
+    return f"{name}: {message[0].lower()}{message[1:]} (got {problem['input']!r})"
+
+
+def _section(path: list[str]) -> type[BaseModel]:
+    section: type[BaseModel] = Settings
+    for part in path:
+        annotation = section.model_fields[part].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        section = annotation
+    return section
+
+
+def _inner_keys(field: Any) -> list[str]:
+    annotation = field.annotation
+    return list(annotation.model_fields) if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+
+
+def _nearest(word: str, known: Any, prefix: str = "") -> str:
+    """Return ", did you mean X?" for the nearest known name, or the known ones when none is near."""
+    by_last = {re.split(r"\.", name)[-1]: name for name in known}
+    match = difflib.get_close_matches(word, list(by_last), n=1, cutoff=0.5)
+    if match:
+        name = by_last[match[0]]
+        return f", did you mean {prefix + '.' if prefix else ''}{name}?"
+    return f"; known are {', '.join(known)}" if len(by_last) < 30 else ""

@@ -1,0 +1,53 @@
+# What the rules share: the settings, the listing of the corpus, the live shards.
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+PACKAGE = str(Path(workflow.current_basedir).parent)
+
+# The package beside the rules runs, in this process and in every job, also when another version is installed.
+# With a safe path the folder kernels/ can't be taken for the package of that name.
+sys.path.insert(0, PACKAGE)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONSAFEPATH"] = "1"
+
+from pdfquarry import run as quarry
+from pdfquarry.errors import QuarryError
+
+
+try:
+    RUN = quarry.open_run(config, main=workflow.is_main_process)
+except QuarryError as error:
+    raise WorkflowError(f"exit code {error.code}\n{error}") from None
+
+SETTINGS = RUN.settings
+RESULTS = str(RUN.results.root)
+
+
+wildcard_constraints:
+    shard=r"s\d{5}-[0-9a-f]{8}",
+
+
+def receipts(wildcards):
+    """The receipts of the live shards, known once the corpus is planned."""
+    index = checkpoints.plan.get().output.index
+    return expand(f"{RESULTS}/shards/{{shard}}/receipt.json", shard=quarry.live_shards(index))
+
+
+def final_outputs():
+    """What a run is for; with `strict` also that no document failed."""
+    outputs = [f"{RESULTS}/summary/summary.md"]
+    return outputs + [f"{RESULTS}/summary/strict.ok"] * SETTINGS.strict
+
+
+def start_run():
+    try:
+        print(*RUN.start(), sep="\n", end="", file=sys.stderr)
+    except QuarryError as error:
+        raise WorkflowError(f"exit code {error.code}\n{error}") from None
+
+
+def end_run(success):
+    for line in RUN.end(success):
+        print(line, file=sys.stderr)

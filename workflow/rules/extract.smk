@@ -1,0 +1,19 @@
+rule extract:
+    input:
+        shard=f"{RESULTS}/plan/shards/{{shard}}.tsv",
+        environment=ancient(f"{RESULTS}/environment.json"),
+    output:
+        f"{RESULTS}/shards/{{shard}}/receipt.json",
+    log:
+        f"{RESULTS}/logs/extract/{{shard}}.log",
+    # Readers of one job share a shard; at four, two jobs overlap on eight cores and hide each other's start and end.
+    threads: 4
+    params:
+        results=RESULTS,
+        python=sys.executable,
+        output=SETTINGS.output_digest(),
+        limits=SETTINGS.limits_digest(),
+    retries: 1
+    shell:
+        "exec {params.python} -m pdfquarry extract --results {params.results:q} --shard {wildcards.shard}"
+        " --threads {threads} > {log:q} 2>&1"

@@ -1,0 +1,32 @@
+rule summarize:
+    input:
+        documents=f"{RESULTS}/documents.parquet",
+        index=f"{RESULTS}/plan/index.tsv",
+        receipts=receipts,
+    output:
+        report(f"{RESULTS}/summary/summary.md", caption="../report/summary.rst", category="Summary"),
+        report(f"{RESULTS}/summary/documents.tsv", caption="../report/documents.rst", category="Tables"),
+        report(f"{RESULTS}/summary/throughput.tsv", caption="../report/throughput.rst", category="Tables"),
+    log:
+        f"{RESULTS}/logs/summarize.log",
+    params:
+        results=RESULTS,
+        python=sys.executable,
+    localrule: True
+    shell:
+        "exec {params.python} -m pdfquarry summarize --results {params.results:q} > {log:q} 2>&1"
+
+
+rule strict:
+    input:
+        f"{RESULTS}/summary/documents.tsv",
+    output:
+        touch(f"{RESULTS}/summary/strict.ok"),
+    log:
+        f"{RESULTS}/logs/strict.log",
+    params:
+        results=RESULTS,
+        python=sys.executable,
+    localrule: True
+    shell:
+        "exec {params.python} -m pdfquarry check --results {params.results:q} 2> >(tee {log:q} >&2)"
