@@ -1,1 +1,1 @@
-"""Triton kernels for the convolutions that MIOpen has no kernel for, their dispatch, and the patches that apply them."""
+"""Triton kernels for convolutions that MIOpen has no kernel for, their dispatch, and the patches that apply them."""

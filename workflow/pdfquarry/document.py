@@ -77,7 +77,8 @@ def extract(task: Task, beat: Beat) -> DocumentRecord:
     started = time.perf_counter()
     data, refusal = _bytes(task)
     if data is None:
-        return task.failed(refusal, "no path in the plan has these bytes any more" if refusal is Reason.VANISHED else "")
+        gone = "no path in the plan has these bytes any more"
+        return task.failed(refusal, gone if refusal is Reason.VANISHED else "the file system gives no bytes")
     store = Store(task.store, task.output)
     engine = embedded.EmbeddedEngine(task.most_pixels, embedded.StandIns(store.scratch(task.digest)), beat)
     try:

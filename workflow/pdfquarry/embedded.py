@@ -11,6 +11,7 @@ import io
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import docvortex
@@ -21,20 +22,22 @@ from docvortex.document.pdf.constants import MODEL_JSON_VISUAL_BLOCK_TYPES
 from docvortex.document.pdf.images import load_images_from_pdf_core
 from docvortex.document.pdf.visuals import attach_visual_block_images
 
-from pdfquarry import ocr
+from pdfquarry import files, ocr
 from pdfquarry.records import PageRecord, Reason
 from pdfquarry.textlayer import Source, examine
 
 # Pages that DocVortex sees together. Longer documents are read in windows, so that memory is bounded by this and a
 # page that kills its reader costs the others of its window their comparison at most.
 WINDOW = 64
+# Blocks whose picture is cut out; an image_block becomes an image then.
+_PICTURED = MODEL_JSON_VISUAL_BLOCK_TYPES | {"image_block"}
 
 Block = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Pages:
-    """What was read of a document: the blocks of each page (None where it failed), a record a page, seconds by stage."""
+    """What was read: the blocks of each page (None where it failed), a record a page, seconds by stage."""
 
     blocks: list[list[Block] | None]
     records: list[PageRecord]
@@ -72,8 +75,8 @@ class EmbeddedEngine:
     Args:
         most_pixels: pixels of a page's picture (Settings.limits.page_pixels).
         stand_ins: returns the stand-in of a page read before this attempt, or None; and keeps a new one.
-        beat: called as beat(stage, first, last, done) before each step, ``stage`` being one of READ and ANALYZE; each of
-            the two is half of a page done.
+        beat: called as beat(stage, first, last, done) before each step; ``stage`` is READ or ANALYZE, and each
+            is half of a page done.
     """
 
     READ, ANALYZE = 1, 2
@@ -153,7 +156,7 @@ class EmbeddedEngine:
         stand_ins: dict[int, bytes],
         pages: Pages,
     ) -> None:
-        """Fill in the blocks of a window; when DocVortex refuses it, page by page, so that one page costs itself only."""
+        """Fill in the blocks of a window; when DocVortex refuses it, page by page, so that a page costs itself only."""
         started = time.perf_counter()
         done = sum(page is not None for page in pages.blocks)
         self._beat(self.ANALYZE, window[0], window[-1], (len(document) + done) // 2)
@@ -178,7 +181,7 @@ class EmbeddedEngine:
 class StandIns:
     """Pages set from what OCR read, kept on disk, so that a second attempt at a document reads no picture twice."""
 
-    def __init__(self, folder: Any) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, index: int) -> bytes | None:
@@ -190,17 +193,15 @@ class StandIns:
 
     def put(self, index: int, data: bytes) -> None:
         """Keep a stand-in."""
-        from pdfquarry import files
-
         files.write(self._folder / f"{index}.pdf", data)
 
 
 def blocks_of(data: bytes) -> list[list[Block]]:
     """Return DocVortex's raw blocks for each page of a PDF, with pictures cut out of the rendered page."""
     with PDFDocument(data) as document:
-        pages = PdfModel().predict(document)
+        pages: list[list[Block]] = PdfModel().predict(document)
     for index, blocks in enumerate(pages):
-        if any(block.get("type") in MODEL_JSON_VISUAL_BLOCK_TYPES or block.get("type") == "image_block" for block in blocks):
+        if any(block.get("type") in _PICTURED for block in blocks):
             pictures = load_images_from_pdf_core(data, start_page_id=index, end_page_id=index)
             attach_visual_block_images([blocks], pictures, index)
             for picture in pictures:

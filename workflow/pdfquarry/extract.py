@@ -112,14 +112,16 @@ def _extract(results: Results, shard: str, settings: Settings, workers: int) -> 
         _count(count, record, pages[digest])
     # The longest first, so that the end of the shard is not one reader busy with a book.
     todo = sorted((p for p in live if p.digest not in finished), key=lambda planned: -planned.pages)
-    tasks = [
-        Task(p.digest, paths[p.digest], results.store, output, limits, settings.limits.page_pixels) for p in todo
-    ]
+    tasks = [Task(p.digest, paths[p.digest], results.store, output, limits, settings.limits.page_pixels) for p in todo]
     report = _Progress(results.work(shard) / "progress.json", count)
     fresh: list[DocumentRecord] = []
     if tasks:
         readers = Readers(
-            document.extract, min(workers, len(tasks)), settings.limits.page_seconds, settings.limits.memory_mb, document.prepare
+            document.extract,
+            min(workers, len(tasks)),
+            settings.limits.page_seconds,
+            settings.limits.memory_mb,
+            document.prepare,
         )
         for ended in readers.run(tasks):
             if ended is not None:
@@ -199,5 +201,3 @@ class _Progress:
             count = replace(self._count, pages_done=self._count.pages_done + sum(in_flight))
             state = {name: getattr(count, name) for name in Count.__slots__} | {"updated": time.time()}
             files.write(self._path, json.dumps(state))
-
-

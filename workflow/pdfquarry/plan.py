@@ -12,9 +12,8 @@ from pathlib import Path
 
 from pdfquarry import files, names
 from pdfquarry.corpus import Entry, read_listing
-from pdfquarry.results import Results
 from pdfquarry.probe import Probe, probe
-
+from pdfquarry.results import Results
 
 SHARD_COLUMNS = ("digest", "bytes", "pages")
 PATH_COLUMNS = ("digest", "path")
@@ -58,8 +57,8 @@ def plan(results: Results, pages_per_shard: int, workers: int) -> Planned:
         if found.digest and found.digest not in home:
             fresh.setdefault(found.digest, Document(found.digest, entry.bytes, found.pages))
     shards = divide(list(fresh.values()), pages_per_shard)
-    number = max((int(path.name[1:6]) for path in results.shards.glob("s*.tsv")), default=0)
-    for number, shard in enumerate(shards, start=number + 1):
+    highest = max((int(path.name[1:6]) for path in results.shards.glob("s*.tsv")), default=0)
+    for number, shard in enumerate(shards, start=highest + 1):
         rows = [(document.digest, document.bytes, document.pages) for document in shard]
         text = files.table(SHARD_COLUMNS, rows)
         name = f"s{number:05d}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -82,12 +81,14 @@ def divide(documents: list[Document], pages_per_shard: int) -> list[list[Documen
     shards: list[list[Document]] = [[]]
     before = filled = 0
     for document in documents:
-        # Half of the document over the line is the point where the next shard gets nearer to its share.
-        if shards[-1] and (filled + max(1, document.pages) / 2 > share * (before + 1) or len(shards[-1]) == _MOST_DOCUMENTS):
+        pages = max(1, document.pages)
+        # With more than half of a document over the line, the next shard gets nearer to its share by taking it.
+        full = filled + pages / 2 > share * (before + 1) or len(shards[-1]) == _MOST_DOCUMENTS
+        if shards[-1] and full:
             shards.append([])
             before += 1
         shards[-1].append(document)
-        filled += max(1, document.pages)
+        filled += pages
     return shards
 
 
@@ -150,5 +151,3 @@ def _write_tables(results: Results, entries: list[Entry], probes: dict[str, Prob
     # Written each time, since Snakemake removes the outputs of a job before it runs.
     files.write(results.corpus, files.table(CORPUS_COLUMNS, rows))
     files.write(results.index, files.table(INDEX_COLUMNS, index))
-
-

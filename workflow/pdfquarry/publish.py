@@ -59,7 +59,7 @@ def read_receipt(path: Path) -> Receipt:
     try:
         return Receipt.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise ResultsError(f"{path}: missing or damaged; delete it to have its shard checked again") from error
+        raise ResultsError(f"{path}: missing or damaged; delete it to check its shard again") from error
 
 
 def publish(results: Results, output: str, formats: list[str]) -> Published:
@@ -111,7 +111,7 @@ def documents(results: Results) -> Iterator[tuple[str, dict[str, Any], DocumentR
         try:
             record = records[shard, digest]
         except KeyError:
-            raise ResultsError(f"{results.receipt(shard)}: lacks {path}; delete it to have its shard checked again") from None
+            raise ResultsError(f"{results.receipt(shard)}: lacks {path}; delete it to check the shard again") from None
         row |= {"state": record.state, "reason": record.reason or "", "detail": record.detail, "engine": record.engine}
         row |= {"pages": len(record.pages), "failed_pages": sum(page.reason is not None for page in record.pages)}
         row |= {"characters": record.characters, "images": record.images, "seconds": record.seconds}

@@ -173,7 +173,7 @@ class Readers(Generic[T]):
             max_tasks=DOCUMENTS_PER_READER,
             initializer=_start,
             initargs=(self._beats, *self._initargs),
-            context=self._context,  # type: ignore[arg-type]
+            context=self._context,
         )
 
     def _schedule(self, pool: pebble.ProcessPool, task: T) -> None:

@@ -20,9 +20,9 @@ from pdfquarry import OUTPUT_VERSION
 from pdfquarry.errors import ConfigurationError
 
 # What the OCR model in RapidOCR's wheel (PP-OCRv6 small) reads; one model serves them all.
-OCR_LANGUAGES = tuple(
-    "af az bs ca ch chinese_cht cs cy da de en es et eu fi fr ga gl hr hu id is it japan ku la lb lt lv mi ms mt nl "
-    "no oc pl pt qu rm ro rs_latin sk sl sq sv sw tl tr uz vi".split()
+OCR_LANGUAGES = frozenset(
+    """af az bs ca ch chinese_cht cs cy da de en es et eu fi fr ga gl hr hu id is it japan ku la lb lt lv mi ms mt nl no
+    oc pl pt qu rm ro rs_latin sk sl sq sv sw tl tr uz vi""".split()  # noqa: SIM905  a list is read in one look
 )
 Format = Literal["markdown", "content_list", "middle_json", "jsonl"]
 
@@ -135,8 +135,9 @@ def load(config: Mapping[str, Any]) -> Settings:
         raise ConfigurationError("\n".join(_explain(problem) for problem in error.errors())) from None
     unknown = [name for name in settings.languages if name not in OCR_LANGUAGES]
     if unknown:
-        lines = [f"languages: {name!r} is not in the bundled OCR model{_nearest(name, OCR_LANGUAGES)}" for name in unknown]
-        raise ConfigurationError("\n".join(lines))
+        raise ConfigurationError(
+            "\n".join(f"languages: the OCR model has no {name!r}{_nearest(name, OCR_LANGUAGES)}" for name in unknown)
+        )
     return settings
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas
 
 from pdfquarry import files
 from pdfquarry.errors import FailedDocuments, ResultsError
-from pdfquarry.plan import INDEX_COLUMNS
+from pdfquarry.plan import CORPUS_COLUMNS, INDEX_COLUMNS
 from pdfquarry.publish import read_receipt
 from pdfquarry.records import Receipt, State
 from pdfquarry.results import Results
@@ -29,7 +27,7 @@ def summarize(results: Results) -> str:
     receipts = [read_receipt(results.receipt(row[0])) for row in files.read_table(results.index, INDEX_COLUMNS)]
     states = documents["state"].value_counts()
     counts = {state.value: int(states.get(state.value, 0)) for state in State}
-    found = sum(1 for _ in open(results.corpus, encoding="utf-8")) - 1
+    found = sum(1 for _ in files.read_table(results.corpus, CORPUS_COLUMNS))
     if sum(counts.values()) != found:
         raise ResultsError(f"{found} files were found and {sum(counts.values())} are accounted for: {counts}")
     throughput = _throughput(receipts)
@@ -71,8 +69,8 @@ def _throughput(receipts: list[Receipt]) -> pandas.DataFrame:
 
 
 def _row(what: str, name: str, pages: int, seconds: float, workers: int) -> dict[str, object]:
-    rate = pages / seconds if seconds else 0.0
-    return {"what": what, "name": name, "pages": pages, "seconds": seconds, "workers": workers, "pages_per_second": rate}
+    row = {"what": what, "name": name, "pages": pages, "seconds": seconds, "workers": workers}
+    return row | {"pages_per_second": pages / seconds if seconds else 0.0}
 
 
 def _text(documents: pandas.DataFrame, counts: dict[str, int], found: int, throughput: pandas.DataFrame) -> str:
@@ -85,7 +83,8 @@ def _text(documents: pandas.DataFrame, counts: dict[str, int], found: int, throu
     lines.append(f"| characters | {int(unique['characters'].sum())} |")
     empty = unique[(unique["characters"] == 0) & unique["state"].isin([State.DONE, State.PARTIAL])]
     lines.append(f"| documents without text | {len(empty)} |")
-    lines += ["", "## Throughput", "", "| what | name | pages | seconds | pages/s |", "| --- | --- | ---: | ---: | ---: |"]
+    lines += ["", "## Throughput", "", "| what | name | pages | seconds | pages/s |"]
+    lines.append("| --- | --- | ---: | ---: | ---: |")
     for row in throughput.sort_values("seconds", ascending=False).head(30).itertuples():
         lines.append(f"| {row.what} | {row.name} | {row.pages} | {row.seconds:.1f} | {row.pages_per_second:.2f} |")
     lines += ["", "Shards: seconds of the last job of each, with all its readers. Stages: seconds of one reader."]
@@ -119,5 +118,3 @@ def closing_words(results: Results) -> str:
     lines.append(f"  Table:     {results.root / 'documents.parquet'}")
     lines.append(f"  Summary:   {results.summary / 'summary.md'}")
     return "\n".join(lines)
-
-

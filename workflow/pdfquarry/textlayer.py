@@ -15,12 +15,13 @@ _SAMPLE = 400
 # Above this share of characters without a Unicode value the layer is noise (embedded-facts: DocVortex then makes
 # pictures of the text).
 _UNMAPPED = 0.10
-# Under so many readable characters a layer may be a page number or a library's stamp on a scan, so the page is looked at.
+# Under so many readable characters a layer may be a page number or a library's stamp on a scan: look at the page.
 _FEW = 400
 # Share of the page that one picture of a scan covers.
 _COVERED = 0.6
 # Share of dark pixels outside the text's boxes, at 50 dpi, that is ink and not dust: two words in 11 pt have 0.0006.
 _INK = 0.0006
+Box = tuple[float, float, float, float]
 _INVISIBLE = {pdfium.FPDF_TEXTRENDERMODE_INVISIBLE, pdfium.FPDF_TEXTRENDERMODE_CLIP}
 
 
@@ -64,7 +65,7 @@ def examine(page: pypdfium2.PdfPage) -> TextLayer:
     return TextLayer(Source.TEXT if readable else Source.BLANK, readable)
 
 
-def _count(textpage: pypdfium2.PdfTextPage) -> tuple[int, float, list[tuple[float, float, float, float]]]:
+def _count(textpage: pypdfium2.PdfTextPage) -> tuple[int, float, list[Box]]:
     """Return (visible characters with a Unicode value, share of visible ones without, boxes in points if few)."""
     total = textpage.count_chars()
     sample = range(0, total, max(1, total // _SAMPLE))
@@ -102,7 +103,7 @@ def _largest_picture(page: pypdfium2.PdfPage) -> float:
     return largest
 
 
-def _ink(page: pypdfium2.PdfPage, boxes: list[tuple[float, float, float, float]]) -> bool:
+def _ink(page: pypdfium2.PdfPage, boxes: list[Box]) -> bool:
     """Return whether the page shows ink outside the boxes of its text."""
     scale = min(50 / 72, 1000 / max(page.get_size()))
     bitmap = page.render(scale=scale, grayscale=True)
@@ -119,7 +120,8 @@ def _ink(page: pypdfium2.PdfPage, boxes: list[tuple[float, float, float, float]]
     return bool(ink.mean() > _INK)
 
 
-def _to_pixels(page: pypdfium2.PdfPage, box: tuple[float, float, float, float], scale: float) -> tuple[int, int, int, int]:
+def _to_pixels(page: pypdfium2.PdfPage, box: Box, scale: float) -> tuple[int, int, int, int]:
+    """Return a box in points, counted from the bottom left, as left, top, right, bottom in pixels of the rendering."""
     width, height = (max(1, int(side * scale + 0.5)) for side in page.get_size())
     corners = []
     for x, y in ((box[0], box[1]), (box[2], box[3])):

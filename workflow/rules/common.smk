@@ -9,12 +9,13 @@ PACKAGE = str(Path(workflow.current_basedir).parent)
 # The package beside the rules runs, in this process and in every job, also when another version is installed.
 # With a safe path the folder kernels/ can't be taken for the package of that name.
 sys.path.insert(0, PACKAGE)
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [PACKAGE, os.environ.get("PYTHONPATH")])
+)
 os.environ["PYTHONSAFEPATH"] = "1"
 
 from pdfquarry import run as quarry
 from pdfquarry.errors import QuarryError
-
 
 try:
     RUN = quarry.open_run(config, main=workflow.is_main_process)
@@ -32,7 +33,9 @@ wildcard_constraints:
 def receipts(wildcards):
     """The receipts of the live shards, known once the corpus is planned."""
     index = checkpoints.plan.get().output.index
-    return expand(f"{RESULTS}/shards/{{shard}}/receipt.json", shard=quarry.live_shards(index))
+    return expand(
+        f"{RESULTS}/shards/{{shard}}/receipt.json", shard=quarry.live_shards(index)
+    )
 
 
 def final_outputs():

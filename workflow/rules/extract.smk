@@ -6,6 +6,7 @@ rule extract:
         f"{RESULTS}/shards/{{shard}}/receipt.json",
     log:
         f"{RESULTS}/logs/extract/{{shard}}.log",
+    retries: 1
     # Readers of one job share a shard; at four, two jobs overlap on eight cores and hide each other's start and end.
     threads: 4
     params:
@@ -13,7 +14,6 @@ rule extract:
         python=sys.executable,
         output=SETTINGS.output_digest(),
         limits=SETTINGS.limits_digest(),
-    retries: 1
     shell:
         "exec {params.python} -m pdfquarry extract --results {params.results:q} --shard {wildcards.shard}"
         " --threads {threads} > {log:q} 2>&1"

@@ -6,10 +6,10 @@ checkpoint plan:
         index=f"{RESULTS}/plan/index.tsv",
     log:
         f"{RESULTS}/logs/plan.log",
+    localrule: True
     threads: workflow.cores or 1
     params:
         results=RESULTS,
         python=sys.executable,
-    localrule: True
     shell:
         "exec {params.python} -m pdfquarry plan --results {params.results:q} --threads {threads} > {log:q} 2>&1"

@@ -8,10 +8,10 @@ rule publish:
         touch(f"{RESULTS}/markdown/.published"),
     log:
         f"{RESULTS}/logs/publish.log",
+    localrule: True
     params:
         results=RESULTS,
         python=sys.executable,
         formats=sorted(SETTINGS.formats),
-    localrule: True
     shell:
         "exec {params.python} -m pdfquarry publish --results {params.results:q} > {log:q} 2>&1"

@@ -4,15 +4,27 @@ rule summarize:
         index=f"{RESULTS}/plan/index.tsv",
         receipts=receipts,
     output:
-        report(f"{RESULTS}/summary/summary.md", caption="../report/summary.rst", category="Summary"),
-        report(f"{RESULTS}/summary/documents.tsv", caption="../report/documents.rst", category="Tables"),
-        report(f"{RESULTS}/summary/throughput.tsv", caption="../report/throughput.rst", category="Tables"),
+        report(
+            f"{RESULTS}/summary/summary.md",
+            caption="../report/summary.rst",
+            category="Summary",
+        ),
+        report(
+            f"{RESULTS}/summary/documents.tsv",
+            caption="../report/documents.rst",
+            category="Tables",
+        ),
+        report(
+            f"{RESULTS}/summary/throughput.tsv",
+            caption="../report/throughput.rst",
+            category="Tables",
+        ),
     log:
         f"{RESULTS}/logs/summarize.log",
+    localrule: True
     params:
         results=RESULTS,
         python=sys.executable,
-    localrule: True
     shell:
         "exec {params.python} -m pdfquarry summarize --results {params.results:q} > {log:q} 2>&1"
 
@@ -24,9 +36,9 @@ rule strict:
         touch(f"{RESULTS}/summary/strict.ok"),
     log:
         f"{RESULTS}/logs/strict.log",
+    localrule: True
     params:
         results=RESULTS,
         python=sys.executable,
-    localrule: True
     shell:
         "exec {params.python} -m pdfquarry check --results {params.results:q} 2> >(tee {log:q} >&2)"
