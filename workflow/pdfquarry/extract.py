@@ -116,22 +116,18 @@ def _extract(results: Results, shard: str, settings: Settings, workers: int) -> 
     report = _Progress(results.work(shard) / "progress.json", count)
     fresh: list[DocumentRecord] = []
     if tasks:
-        readers = Readers(
-            document.extract,
-            min(workers, len(tasks)),
-            settings.limits.page_seconds,
-            settings.limits.memory_mb,
-            document.prepare,
-        )
+        most = settings.limits
+        number = min(workers, len(tasks))
+        readers = Readers(document.extract, number, most.page_seconds, most.memory_mb, document.prepare)
         for ended in readers.run(tasks):
             if ended is not None:
                 task, outcome = ended
-                record = _after_death(task, outcome, tasks) if isinstance(outcome, Death) else outcome
-                if record is not None:
-                    journal.add(record)
-                    fresh.append(record)
-                    finished[task.digest] = record
-                    _count(count, record, pages[task.digest])
+                ending = _after_death(task, outcome, tasks) if isinstance(outcome, Death) else outcome
+                if ending is not None:
+                    journal.add(ending)
+                    fresh.append(ending)
+                    finished[task.digest] = ending
+                    _count(count, ending, pages[task.digest])
             report([progress.done for _, progress in readers.progress()])
     report([], last=True)
 

@@ -97,7 +97,7 @@ def changed_settings(results: Results, settings: Settings) -> str:
     if before.output_digest() == settings.output_digest():
         return ""
     old, new = before.model_dump(), settings.model_dump()
-    names = [key for key in ("engine", "layout", "languages") if old[key] != new[key]]
+    names = [key for key in ("engine", "layout") if old[key] != new[key]]
     if old["limits"]["page_pixels"] != new["limits"]["page_pixels"]:
         names.append("limits.page_pixels")
     what = ", ".join(names) or "the output version"

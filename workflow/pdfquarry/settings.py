@@ -90,7 +90,8 @@ class Settings(Section):
     languages: Annotated[list[str], BeforeValidator(_one_or_many)] = Field(
         default=["en", "ch"],
         min_length=1,
-        description="Languages of scanned pages, as RapidOCR names them (en, ch, chinese_cht, japan, de, fr ...).",
+        description="Languages of your scanned pages, as RapidOCR names them (en, ch, chinese_cht, japan, de, fr ...). "
+        "One model reads them all, so this only makes sure that it has yours.",
     )
     pages_per_shard: int = Field(
         default=2000, ge=1, description="Pages in one shard, the unit of a job. Planned shards keep their size."
@@ -114,8 +115,7 @@ class Settings(Section):
 
         It names the store of extracted documents, so going back to older settings finds the older store.
         """
-        languages = sorted(set(self.languages))
-        parts = [OUTPUT_VERSION, self.engine, self.layout, languages, self.limits.page_pixels]
+        parts = [OUTPUT_VERSION, self.engine, self.layout, self.limits.page_pixels]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def limits_digest(self) -> str:
