@@ -1,9 +1,7 @@
 """Make the sample corpus and truth.json, the text that tests expect to find in it.
 
 Usage: python scripts/make_corpus.py tests/resources/corpus
-
-The words are in tests/resources/corpus/source.txt. Running this twice with the same library and
-font versions writes the same bytes.
+The words are in source.txt there. The same library and font versions give the same bytes again.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import io
 import json
 import random
 import re
-import struct
 import sys
 from collections.abc import Callable
 from ctypes import byref, c_double, c_float
@@ -27,7 +24,6 @@ import pypdfium2.raw as raw
 import reportlab.platypus as rl
 from PIL import Image, ImageFilter
 from pypdf import PdfReader, PdfWriter
-from pypdf.generic import NameObject
 from reportlab import rl_config
 from reportlab.lib import colors
 from reportlab.lib.pagesizes import A4, A5
@@ -37,7 +33,6 @@ from reportlab.lib.utils import ImageReader
 from reportlab.pdfbase import pdfmetrics
 from reportlab.pdfbase.ttfonts import TTFont
 from reportlab.pdfgen.canvas import Canvas
-from reportlab.platypus.tableofcontents import TableOfContents
 
 SOURCE = Path(__file__).parents[1] / "tests/resources/corpus/source.txt"
 DEJAVU = "/usr/share/fonts/truetype/dejavu/DejaVu"
@@ -50,7 +45,7 @@ FONTS = {  # name: (file, Debian package)
     "Coded": (f"{DEJAVU}Serif.ttf", "fonts-dejavu-core"),
     "Chinese": ("/usr/share/fonts/truetype/wqy/wqy-microhei.ttc", "fonts-wqy-microhei"),
 }
-USER_PASSWORD, OWNER_PASSWORD = "quarry", "quarry-owner"
+BOLD = {"Serif": "Serif-Bold", "Sans": "Sans-Bold", "Times-Roman": "Times-Bold"}
 WIDTH, HEIGHT = A4
 Page = list[tuple[str, str]]  # blocks: (mark, text)
 Story = list[rl.Flowable]
@@ -68,10 +63,9 @@ def read_source() -> dict[str, list[Page]]:
         return mark, rest
 
     _, *chunks = re.split(r"^=== ", SOURCE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    parts = [chunk.partition("\n") for chunk in chunks]
     return {
         name: [[block(b) for b in page.strip().split("\n\n")] for page in body.split("\n---\n")]
-        for name, _, body in parts
+        for name, _, body in (chunk.partition("\n") for chunk in chunks)
     }
 
 
@@ -84,49 +78,35 @@ class Flow:
     """Turns blocks into reportlab flowables, in one typeface."""
 
     def __init__(self, face: str, size: float = 11, seed: int = 0, **body: Any) -> None:
-        bold = face if face in ("Coded", "Chinese") else f"{face}-Bold"
-        regular = "Times-Roman" if face == "Times" else face
+        bold = BOLD.get(face, face)
         self.rng = random.Random(seed)
 
         def look(name: str, font: str, scale: float, **more: Any) -> ParagraphStyle:
-            more = {"leading": size * scale * 1.4, "bulletFontName": font} | more
+            more = {"leading": size * scale * 1.4, "wordWrap": "CJK" * (face == "Chinese")} | more
             return ParagraphStyle(name, fontName=font, fontSize=size * scale, **more)
 
-        cjk = {"leading": size * 1.8, "wordWrap": "CJK"} if face == "Chinese" else {}
-        centred = 1 if "alignment" in body else 0
         self.looks = {
-            "": look("body", regular, 1, **({"spaceAfter": 8} | cjk | body)),
-            "1.": look("item", regular, 1, leftIndent=18, bulletIndent=3, spaceAfter=3),
-            "^": look("caption", regular, 0.9, alignment=1, spaceBefore=8, spaceAfter=6),
-            "*": look("note", regular, 0.8),
-            "#": look("title", bold, 1.65, spaceAfter=10, alignment=centred),
+            "": look("body", face, 1, **({"spaceAfter": 8} | body)),
+            "1.": look("item", face, 1, leftIndent=18, bulletFontName=face, spaceAfter=3),
+            "^": look("caption", face, 0.9, alignment=1, spaceBefore=8, spaceAfter=6),
+            "*": look("note", face, 0.8),
+            "#": look("title", bold, 1.65, spaceAfter=10, alignment="alignment" in body),
             "##": look("chapter", bold, 1.25, keepWithNext=1, spaceBefore=9, spaceAfter=5),
             "###": look("section", bold, 1.08, keepWithNext=1, spaceBefore=7, spaceAfter=3),
         }
 
-    def filler(self, count: int) -> str:
-        """That many different sentences of the bank with their slots filled."""
-
-        def fill(slot: re.Match[str]) -> str:
-            return self.rng.choice(SLOTS[slot[1]])
-
-        return re.sub(r"\{(\w+)\}", fill, " ".join(self.rng.sample(BANK, count)))
-
-    def page(self, blocks: Page) -> Story:
-        return [flowable for mark, text in blocks for flowable in self.block(mark, text)]
-
-    def pages(self, name: str) -> Story:
-        story = [part for page in TEXT[name] for part in [*self.page(page), rl.PageBreak()]]
-        return story[:-1]
+    def pages(self, *pages: Page) -> Story:
+        blocks = [block for page in pages for block in [*page, ("!end", "")]]
+        return [part for mark, text in blocks for part in self.block(mark, text)]
 
     def block(self, mark: str, text: str) -> Story:
         if mark == "|":
             return [table(text, self.looks[""].fontName), rl.Spacer(0, 16)]
-        if mark == "!contents":
-            return [TableOfContents(dotsMinLevel=0, levelStyles=[self.looks["1."]])]
         if mark.startswith("!"):
             return [DRAWN[mark](text)]
-        text = self.filler(int(text)) if mark == "~" else text
+        if mark == "~":
+            text = " ".join(self.rng.sample(BANK, int(text)))
+            text = re.sub(r"\{(\w+)\}", lambda slot: self.rng.choice(SLOTS[slot[1]]), text)
         bullet = mark if mark.endswith(".") else None
         look = self.looks.get("1." if bullet else mark, self.looks[""])
         return [rl.Paragraph(text.replace("\n", "<br/>"), look, bulletText=bullet)]
@@ -136,29 +116,25 @@ def table(text: str, font: str) -> rl.Table:
     """A table of the kind named on the first line: ruled, plain or shaded."""
     kind, *lines = text.split("\n")
     rows = [line.split(" | ") for line in lines]
-    bold = f"{font}-Bold" if font == "Sans" else font
     look: list[Any] = [
-        ("FONT", (0, 0), (-1, -1), font, 9.5), ("FONT", (0, 0), (-1, 0), bold, 9.5),
+        ("FONT", (0, 0), (-1, -1), font, 9.5), ("FONT", (0, 0), (-1, 0), BOLD.get(font, font), 9.5),
         ("ALIGN", (1, 0), (-1, -1), "CENTER"), ("VALIGN", (0, 0), (-1, -1), "MIDDLE"),
         ("BOTTOMPADDING", (0, 0), (-1, -1), 6),
     ]  # fmt: skip
     if kind == "ruled":
         look.append(("GRID", (0, 0), (-1, -1), 0.6, colors.black))
     if kind == "shaded":
-        look.append(("ROWBACKGROUNDS", (0, 1), (-1, -1), [colors.white, colors.lavender]))
-        look.append(("BACKGROUND", (0, 0), (-1, 0), colors.darkslategray))
-        look.append(("TEXTCOLOR", (0, 0), (-1, 0), colors.white))
+        look.append(("ROWBACKGROUNDS", (0, 0), (-1, -1), [colors.lavender, colors.white]))
     for r, row in enumerate(rows):
         for c, cell in enumerate(row):
             if cell in ("<", "^"):
                 row[c] = ""
                 look.append(("SPAN", (c - (cell == "<"), r - (cell == "^")), (c, r)))
-    width = 450 if len(rows[0]) < 5 else 680
-    return rl.Table(rows, [width / len(rows[0])] * len(rows[0]), style=look)
+    return rl.Table(rows, [f"{96 / len(rows[0])}%"] * len(rows[0]), style=look)
 
 
 class Drawing(rl.Flowable):
-    """Lines of x, y, size and text; #9 for text is a bar of height 9, /5,9 a line going there."""
+    """A label, then lines of x, y, size and text; /5,9 for text is a line going that far."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -169,24 +145,21 @@ class Drawing(rl.Flowable):
         return width, 60 if self.label else 150
 
     def draw(self) -> None:
-        self.canv.setFont("Serif", 11)
-        self.canv.drawRightString(self.width, 26, self.label)
         self.canv.translate(self.width / 2 - 113, 26 if self.label else 0)
-        for piece in self.pieces:
+        for piece in [*self.pieces, f"{self.width / 2 + 95:.0f} 0 11 {self.label}"]:
             *numbers, text = piece.split(" ", 3)
             x, y, size = map(int, numbers)
-            if text[0] == "/":
+            if text[:1] == "/":
                 dx, dy = text[1:].split(",")
                 self.canv.line(x, y, x + int(dx), y + int(dy))
-            elif text[0] == "#":
-                self.canv.rect(x, y, size, int(text[1:]))
             else:
-                self.canv.setFont("Serif-Italic" if text[0].isalpha() else "Serif", size)
+                self.canv.setFont("Serif-Italic" if text[:1].isalpha() else "Serif", size)
                 self.canv.drawString(x, y, text)
 
 
 DRAWN: dict[str, Callable[[str], Any]] = {
     "!drawing": Drawing,
+    "!end": lambda _text: rl.PageBreak(),
     "!column": lambda _text: rl.FrameBreak(),
     "!rule": lambda text: rl.HRFlowable(int(text), 0.5, color=colors.black, hAlign="LEFT"),
     "!space": lambda text: rl.Spacer(0, int(text)),
@@ -194,52 +167,30 @@ DRAWN: dict[str, Callable[[str], Any]] = {
 }
 
 
-class Doc(rl.BaseDocTemplate):
-    """Chapters go into the table of contents and the running header."""
-
-    chapter = ""
-
-    def beforeDocument(self) -> None:  # noqa: N802 (reportlab's name)
-        self.chapter = ""
-
-    def afterFlowable(self, flowable: rl.Flowable) -> None:  # noqa: N802
-        if isinstance(flowable, rl.Paragraph) and flowable.style.name == "chapter":
-            self.chapter = flowable.getPlainText()
-            self.notify("TOCEntry", (0, self.chapter, self.page))
+box = partial(rl.Frame, leftPadding=0, bottomPadding=0, rightPadding=0, topPadding=0)
+lock = partial(StandardEncryption, ownerPassword="quarry-owner", canCopy=0, strength=128)
 
 
-def box(x: float, y: float, width: float, height: float) -> rl.Frame:
-    return rl.Frame(x, y, width, height, 0, 0, 0, 0)
+def running(canvas: Canvas, doc: Any, font: str, odd: str, even: str) -> None:
+    """Draws a page number and, but for the first page, a header."""
+    canvas.setFont(font, 9)
+    canvas.drawCentredString(doc.pagesize[0] / 2, 30, str(doc.page))
+    header = (even, odd)[doc.page % 2] if doc.page > 1 else ""
+    canvas.drawCentredString(doc.pagesize[0] / 2, doc.pagesize[1] - 36, header)
 
 
-def running(font: str, odd: str = "", even: str = "") -> Callable[[Canvas, Doc], None]:
-    """Draws page numbers and, but for the first page, headers; an even one is the chapter."""
-
-    def decorate(canvas: Canvas, doc: Doc) -> None:
-        middle, top = doc.pagesize[0] / 2, doc.pagesize[1]
-        canvas.setFont(font, 9)
-        canvas.drawCentredString(middle, 30, str(doc.page))
-        if doc.page > 1:
-            canvas.drawCentredString(middle, top - 36, odd if doc.page % 2 else even or doc.chapter)
-
-    return decorate
-
-
-def build(target: Any, story: Story, *templates: rl.PageTemplate, **options: Any) -> None:
-    target = str(target) if isinstance(target, Path) else target
-    doc = Doc(target, author="PDF Quarry", **({"pagesize": A4} | options))
+def build(story: Story, *templates: rl.PageTemplate, **options: Any) -> bytes:
+    result = io.BytesIO()
+    doc = rl.BaseDocTemplate(result, author="PDF Quarry", **({"pagesize": A4} | options))
     doc.addPageTemplates([*templates, rl.PageTemplate("tall", box(64, 60, WIDTH - 128, 720))])
-    doc.multiBuild(story)
+    doc.build(story)
+    return result.getvalue()
 
 
-def as_bytes(story: Story, *templates: rl.PageTemplate) -> bytes:
-    buffer = io.BytesIO()
-    build(buffer, story, *templates)
-    return buffer.getvalue()
-
-
-def make_plain(path: Path, name: str, face: str, size: float = 11, **options: Any) -> None:
-    build(path, Flow(face, size, len(name)).pages(name), **options)
+def make_plain(path: Path, name: str, face: str, keep: float = 1, **options: Any) -> None:
+    """One column of text; keep < 1 cuts the file off before its page tree and trailer."""
+    pdf = build(Flow(face, seed=len(name)).pages(*TEXT[name]), **options)
+    path.write_bytes(pdf[: int(len(pdf) * keep)])
 
 
 def make_two_column(path: Path, _name: str) -> None:
@@ -248,24 +199,26 @@ def make_two_column(path: Path, _name: str) -> None:
     top = [box(54, 656, WIDTH - 108, 136), box(54, 52, width, 36)]  # the title and the footnote
     top += [box(54, 96, width, 552), box(right, 58, width, 590)]
     columns = [box(x, 58, width, 726) for x in (54, right)]
-    decorate = running("Serif", *["Bed Thickness by Kernel Smoothing"] * 2)
-    pages = enumerate((top, columns))
-    templates = [rl.PageTemplate(str(i), frames, onPageEnd=decorate) for i, frames in pages]
-    story = [rl.NextPageTemplate("1"), *flow.pages("papers/two-column.pdf")]
-    build(path, story, *templates, title="Bed Thickness")
+    heads = {"odd": "Bed Thickness by Kernel Smoothing", "even": "Stonebridge Working Group"}
+    decorate = partial(running, font="Serif", **heads)
+    first = rl.PageTemplate("first", top, onPageEnd=decorate)
+    later = rl.PageTemplate("later", columns, onPageEnd=decorate)
+    story = [rl.NextPageTemplate("later"), *flow.pages(*TEXT["papers/two-column.pdf"])]
+    path.write_bytes(build(story, first, later, title="Bed Thickness"))
 
 
 def make_book(path: Path, name: str) -> None:
-    flow = Flow("Times", 11, 4, alignment=4, firstLineIndent=14, spaceAfter=0)
-    decorate = running("Times-Italic", odd="A Short Book of Quarrying")
-    template = rl.PageTemplate("book", box(50, 50, A5[0] - 100, A5[1] - 100), onPageEnd=decorate)
-    build(path, flow.pages(name), template, pagesize=A5, title="A Short Book of Quarrying")
+    flow = Flow("Times-Roman", 11, 4, alignment=4, firstLineIndent=14, spaceAfter=0)
+    heads = {"odd": "A Short Book of Quarrying", "even": "Stonebridge Press"}
+    frame, decorate = box(50, 50, 320, 495), partial(running, font="Times-Italic", **heads)
+    template = rl.PageTemplate("book", frame, onPageEnd=decorate)
+    path.write_bytes(build(flow.pages(*TEXT[name]), template, pagesize=A5, title="Quarrying"))
 
 
 def scan(pdf: bytes, seed: int, angle: float = 0.35, dpi: int = 150) -> bytes:
     """A PDF of page 0 of another as a flatbed scanner gives it: grey, askew, noisy, JPEG."""
-    page = pdfium.PdfDocument(pdf)[0]
-    image = page.render(scale=dpi / 72, grayscale=True).to_pil().convert("L")
+    page = pdfium.PdfDocument(pdf)[0].render(scale=dpi / 72, grayscale=True)
+    image = page.to_pil().convert("L")
     image = image.rotate(angle, Image.Resampling.BICUBIC, fillcolor=255)
     noise = random.Random(seed).randbytes(image.width * image.height)
     grain = Image.frombytes("L", image.size, noise).filter(ImageFilter.GaussianBlur(1.2))
@@ -279,25 +232,24 @@ def scan(pdf: bytes, seed: int, angle: float = 0.35, dpi: int = 150) -> bytes:
 
 
 def make_scan(path: Path, name: str, face: str) -> None:
-    path.write_bytes(scan(as_bytes(Flow(face, 12, spaceAfter=12).pages(name)), len(name)))
+    path.write_bytes(scan(build(Flow(face, 12, spaceAfter=12).pages(*TEXT[name])), len(name)))
 
 
 def make_mixed(path: Path, name: str) -> None:
-    """A text page, a scanned page in two columns, a text page."""
-    one, two, three = map(Flow("Serif", 12, 6).page, TEXT[name])
+    one, two, three = map(Flow("Serif", 12, 6).pages, TEXT[name])
     columns = rl.PageTemplate("columns", [box(x, 64, 222, HEIGHT - 128) for x in (60, 313)])
     writer = PdfWriter()
-    for pdf in (as_bytes(one), scan(as_bytes(two, columns), 7, -0.3), as_bytes(three)):
+    for pdf in (build(one), scan(build(two, columns), 7, -0.3), build(three)):
         writer.append(io.BytesIO(pdf))
     writer.write(path)
 
 
 def make_hidden_layer(path: Path, name: str) -> None:
     """The text of the source page lies over its scan in render mode 3 (invisible)."""
-    source = as_bytes(Flow("Serif", 12).pages(name))
+    source = build(Flow("Serif", 12).pages(*TEXT[name]))
     writer = PdfWriter(io.BytesIO(scan(source, 8, 0)))
-    layer = PdfReader(io.BytesIO(source)).pages[0]
-    layer[NameObject("/Contents")] = stream(b"3 Tr\n" + layer.get_contents().get_data())
+    layer: Any = PdfReader(io.BytesIO(source)).pages[0]
+    layer[objects.NameObject("/Contents")] = stream(b"3 Tr\n" + layer.get_contents().get_data())
     writer.pages[0].merge_page(layer)
     writer.write(path)
 
@@ -310,8 +262,8 @@ def stream(data: bytes) -> objects.DecodedStreamObject:
 
 def make_no_unicode_map(path: Path, name: str) -> None:
     """Each font becomes a composite one (Identity-H) without /ToUnicode."""
-    writer = PdfWriter(io.BytesIO(as_bytes(Flow("Coded", 12).pages(name))))
-    page = writer.pages[0]
+    writer = PdfWriter(io.BytesIO(build(Flow("Coded", 12).pages(*TEXT[name]))))
+    page: Any = writer.pages[0]
     fonts = page["/Resources"]["/Font"]
     for key, font in fonts.items():
         if font.get_object()["/Subtype"] == "/TrueType":
@@ -321,19 +273,18 @@ def make_no_unicode_map(path: Path, name: str) -> None:
         if operator == b"Tj":
             codes = operands[0].original_bytes
             operands[0] = objects.ByteStringObject(b"".join(bytes((0, code)) for code in codes))
-    page[NameObject("/Contents")] = content
+    page[objects.NameObject("/Contents")] = content
     clean = PdfWriter()  # a copy of the page leaves the old fonts behind
     clean.add_page(page)
     clean.write(path)
 
 
-def composite(writer: PdfWriter, simple: Any) -> objects.PdfObject | None:
+def composite(writer: Any, simple: Any) -> objects.PdfObject | None:
     """A Type 0 font with the glyphs of a reportlab TrueType subset and no way back to Unicode."""
     data = simple["/FontDescriptor"]["/FontFile2"].get_data()
     entry = data.index(b"cmap") + 8
-    cmap = struct.unpack(">I", data[entry : entry + 4])[0] + 12  # a format 6 table from code 0
-    (count,) = struct.unpack(">H", data[cmap + 8 : cmap + 10])
-    glyphs = writer._add_object(stream(data[cmap + 10 : cmap + 10 + 2 * count]))
+    cmap = int.from_bytes(data[entry : entry + 4], "big") + 12  # a format 6 table from code 0
+    glyphs = writer._add_object(stream(data[cmap + 10 : cmap + 10 + 2 * len(simple["/Widths"])]))
     widths = " ".join(str(width) for width in simple["/Widths"])
     head = f"/Type /Font /BaseFont {simple['/BaseFont']}"
     descriptor = simple.raw_get("/FontDescriptor").idnum
@@ -347,32 +298,18 @@ def composite(writer: PdfWriter, simple: Any) -> objects.PdfObject | None:
 def make_rotated(path: Path, name: str) -> None:
     """A landscape table page stored as a portrait one with /Rotate 90, then a normal page."""
 
-    def turn(canvas: Canvas, _doc: Doc) -> None:
-        canvas.rotate(90)
-        canvas.translate(0, -WIDTH)
-
-    wide = rl.PageTemplate("wide", box(80, 60, HEIGHT - 160, WIDTH - 130), onPage=turn)
+    frame = box(80, 60, HEIGHT - 160, WIDTH - 130)
+    wide = rl.PageTemplate("wide", frame, pagesize=(HEIGHT, WIDTH))
+    wide.onPage = lambda canvas, _doc: canvas.transform(0, 1, -1, 0, WIDTH, 0)  # a quarter turn
     wide.rotation = 90
-    build(path, [rl.NextPageTemplate("tall"), *Flow("Sans", 11, 10).pages(name)], wide)
-
-
-def make_locked(path: Path, name: str, password: str) -> None:
-    lock = StandardEncryption(password, ownerPassword=OWNER_PASSWORD, canCopy=0, strength=128)
-    make_plain(path, name, "Serif", encrypt=lock)
-
-
-def make_corrupt(path: Path, name: str) -> None:
-    """The first third of a document: neither page tree nor trailer is left."""
-    whole = as_bytes(Flow("Serif").pages(name))
-    path.write_bytes(whole[: len(whole) // 3])
+    story = [rl.NextPageTemplate("tall"), *Flow("Sans", 11, 10).pages(*TEXT[name])]
+    path.write_bytes(build(story, wide))
 
 
 def make_outlined(path: Path, name: str) -> None:
     """Every character of a source page becomes a filled path, as in a drawing program."""
-    source = pdfium.PdfDocument(as_bytes(Flow("Serif", 12).pages(name)))
-    text = source[0].get_textpage()
-    canvas = Canvas(str(path), A4)
-    x, y = c_double(), c_double()
+    text = pdfium.PdfDocument(build(Flow("Serif", 12).pages(*TEXT[name])))[0].get_textpage()
+    canvas, x, y = Canvas(str(path), A4), c_double(), c_double()
     for index in range(text.count_chars()):
         code = raw.FPDFText_GetUnicode(text, index)
         if not chr(code).isspace():
@@ -384,33 +321,23 @@ def make_outlined(path: Path, name: str) -> None:
 
 
 def draw_glyph(canvas: Canvas, glyph: Any, x: float, y: float, size: float) -> None:
-    path, curve = canvas.beginPath(), []
-    dx, dy = c_float(), c_float()
+    path, points, dx, dy = canvas.beginPath(), [], c_float(), c_float()
+    draw = (path.lineTo, path.curveTo, path.moveTo)  # in the order of FPDF_SEGMENT_...
     for i in range(raw.FPDFGlyphPath_CountGlyphSegments(glyph)):
         segment = raw.FPDFGlyphPath_GetGlyphPathSegment(glyph, i)
         raw.FPDFPathSegment_GetPoint(segment, byref(dx), byref(dy))
-        point = (x + size * dx.value, y + size * dy.value)
+        points += [x + size * dx.value, y + size * dy.value]
         kind = raw.FPDFPathSegment_GetType(segment)
-        if kind == raw.FPDF_SEGMENT_BEZIERTO:
-            curve = [*curve, *point]
-            if len(curve) == 6:
-                path.curveTo(*curve)
-                curve = []
-        else:
-            (path.moveTo if kind == raw.FPDF_SEGMENT_MOVETO else path.lineTo)(*point)
-        if raw.FPDFPathSegment_GetClose(segment):
-            path.close()
+        if len(points) == (6 if kind == raw.FPDF_SEGMENT_BEZIERTO else 2):
+            draw[kind](*points)
+            points = []
     canvas.drawPath(path, stroke=0, fill=1, fillMode=1)
-
-
-def make_raw(path: Path, name: str) -> None:
-    path.write_text(TEXT[name][0][0][1])
 
 
 MAKERS: dict[str, Callable[[Path, str], object]] = {
     "papers/two-column.pdf": make_two_column,
     "papers/formulas.pdf": partial(make_plain, face="Serif"),
-    "reports/tables.pdf": partial(make_plain, face="Sans", size=10),
+    "reports/tables.pdf": partial(make_plain, face="Sans"),
     "reports/book.pdf": make_book,
     "scans/letter.pdf": partial(make_scan, face="Serif"),
     "scans/mixed.pdf": make_mixed,
@@ -419,32 +346,31 @@ MAKERS: dict[str, Callable[[Path, str], object]] = {
     "languages/chinese-scan.pdf": partial(make_scan, face="Chinese"),
     "languages/no-unicode-map.pdf": make_no_unicode_map,
     "odd/rotated.pdf": make_rotated,
-    "odd/encrypted.pdf": partial(make_locked, password=USER_PASSWORD),
-    "odd/owner-password.pdf": partial(make_locked, password=""),
-    "odd/corrupt.pdf": make_corrupt,
-    "odd/empty.pdf": make_raw,
+    "odd/encrypted.pdf": partial(make_plain, face="Serif", encrypt=lock("quarry")),
+    "odd/owner-password.pdf": partial(make_plain, face="Serif", encrypt=lock("")),
+    "odd/corrupt.pdf": partial(make_plain, face="Serif", keep=1 / 3),
+    "odd/empty.pdf": lambda path, name: path.write_text(TEXT[name][0][0][1]),
     "odd/outlined.pdf": make_outlined,
     "odd/Copy of two-column.PDF": make_two_column,
-    "odd/not-a-pdf.pdf": make_raw,
+    "odd/not-a-pdf.pdf": lambda path, name: path.write_text(TEXT[name][0][0][1]),
 }
+UNREADABLE = [f"odd/{stem}.pdf" for stem in ("encrypted", "corrupt", "empty", "not-a-pdf")]
 
 
 def truth(folder: Path) -> dict[str, dict[str, Any]]:
     """For each readable document its number of pages, headings, and some paragraphs or a page."""
     result: dict[str, dict[str, Any]] = {}
-    for name in [name for name in MAKERS if name in TEXT]:
-        try:
-            count = len(pdfium.PdfDocument(folder / name))
-        except pdfium.PdfiumError:
-            continue
-        blocks = [block for page in TEXT[name] for block in page]
-        headings = [text for mark, text in blocks if mark.startswith("#")]
-        sentences = [text for mark, text in blocks if mark == ">"]
-        result[name] = {"pages": count, "headings": headings, "sentences": sentences}
-        for index, page in enumerate(TEXT[name]):
-            if ("!picture", "") in page:
-                words = [text for mark, text in page if mark[:1] != "!"]
-                result[name][str(index)] = "\n\n".join(words)
+    for name, pages in TEXT.items():
+        if name in MAKERS and name not in UNREADABLE:
+            blocks = [block for page in pages for block in page]
+            result[name] = {
+                "pages": len(pdfium.PdfDocument(folder / name)),
+                "headings": [text for mark, text in blocks if mark.startswith("#")],
+                "sentences": [text for mark, text in blocks if mark == ">"],
+            }
+            for index, page in enumerate(pages):
+                if page[0] == ("!picture", ""):
+                    result[name][str(index)] = "\n\n".join(t for m, t in page if m[:1] != "!")
     return result
 
 
@@ -464,9 +390,9 @@ def main() -> None:
         path = arguments.out_folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         make(path, name)
+    words = json.dumps(truth(arguments.out_folder), ensure_ascii=False, indent=1) + "\n"
     target = arguments.truth or arguments.out_folder.resolve().parent / "truth.json"
-    words = json.dumps(truth(arguments.out_folder), ensure_ascii=False, indent=1)
-    target.write_text(words + "\n", encoding="utf-8")
+    target.write_text(words, encoding="utf-8")
 
 
 if __name__ == "__main__":

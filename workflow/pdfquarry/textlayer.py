@@ -108,7 +108,7 @@ def _ink(page: pypdfium2.PdfPage, boxes: list[Box]) -> bool:
     scale = min(50 / 72, 1000 / max(page.get_size()))
     bitmap = page.render(scale=scale, grayscale=True)
     try:
-        grey = bitmap.to_numpy()[:, :, 0].astype(numpy.int16)
+        grey = bitmap.to_numpy().astype(numpy.int16)
     finally:
         bitmap.close()
     # Paper need not be white, so ink is what differs from the page's commonest shade.
