@@ -20,11 +20,14 @@ def text_pdf(path: Path, title: str, pages: int = 1, size: tuple[float, float] =
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas = Canvas(str(path), pagesize=size, invariant=True)
     for page in range(pages):
+        # Pages that begin alike at one height would be taken for running headers.
+        top = size[1] - 90 - 9 * (page % 8)
         canvas.setFont("Helvetica-Bold", 16)
-        canvas.drawString(72, size[1] - 90, f"{title}, part {page + 1}")
+        canvas.drawString(72, top, f"{title}, part {page + 1}")
         canvas.setFont("Helvetica", 11)
         for line in range(20):
-            canvas.drawString(72, size[1] - 130 - 15 * line, SENTENCES[(page + line) % len(SENTENCES)])
+            sentence = SENTENCES[(page + line) % len(SENTENCES)]
+            canvas.drawString(72, top - 40 - 15 * line, f"{sentence} [{page + 1}.{line + 1}]")
         canvas.showPage()
     canvas.save()
     return path
@@ -40,7 +43,7 @@ def form_bomb(path: Path, title: str, levels: int = 11, width: int = 12) -> Path
 
     writer = PdfWriter(clone_from=PdfReader(text_pdf(path, title, 3)))
     inner = None
-    for level in range(levels):
+    for _ in range(levels):
         form = DecodedStreamObject()
         form.set_data(b"0 0 1 1 re f" if inner is None else b"/F Do " * width)
         box = [NumberObject(value) for value in (0, 0, 100, 100)]
@@ -90,4 +93,3 @@ def picture_bomb(path: Path, side: int = 30_000) -> Path:
     page[NameObject("/Contents")] = writer._add_object(content)
     writer.write(path)
     return path
-

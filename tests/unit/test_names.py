@@ -60,7 +60,8 @@ def test_names_that_differ_little_get_folders_that_differ(names: list[str]) -> N
 
 
 def test_every_folder_can_be_made(tmp_path: Path) -> None:
-    for tree in ["é" * 120 + ".pdf", "d" * 255 + "/" + "e" * 251 + ".pdf", "/".join(["deep"] * 900) + "/a.pdf", "a\nb.pdf"]:
+    long = ["é" * 120 + ".pdf", "d" * 255 + "/" + "e" * 251 + ".pdf", "/".join(["deep"] * 900) + "/a.pdf"]
+    for tree in [*long, "a\nb.pdf"]:
         folder = tmp_path / document_folder(tree)
         folder.mkdir(parents=True)
         (folder / f"{document_stem(tree)}.md").write_text("x")

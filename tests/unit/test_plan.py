@@ -170,7 +170,7 @@ def test_files_that_can_not_be_read_are_accounted_for(tmp_path: Path, monkeypatc
     (tmp_path / "c").mkdir()
     (tmp_path / "c/a.pdf").write_bytes(b"a")
     refused = Probe("", 0, Reason.UNREADABLE)
-    monkeypatch.setattr(plan, "probe", lambda paths, workers: {path: refused for path in paths})
+    monkeypatch.setattr(plan, "probe", lambda paths, workers: dict.fromkeys(paths, refused))
     assert planned(tmp_path) == plan.Planned(1, 1, 0, 0)
     (row,) = files.read_table(Results(tmp_path / "r").corpus, CORPUS_COLUMNS)
     assert row[3:] == ["", "", "unreadable"]

@@ -37,7 +37,8 @@ def test_a_key_at_the_wrong_depth_is_recognised() -> None:
 
 
 def test_an_unknown_language_names_the_nearest() -> None:
-    assert lines({"languages": "en,chinese"}) == ["languages: the OCR model has no 'chinese', did you mean chinese_cht?"]
+    told = lines({"languages": "en,chinese"})
+    assert told == ["languages: the OCR model has no 'chinese', did you mean chinese_cht?"]
 
 
 def test_strings_from_the_command_line_become_what_is_meant() -> None:
@@ -71,7 +72,10 @@ def test_only_what_changes_the_output_changes_its_digest() -> None:
     assert load({"limits": {"memory_mb": 999}}).limits_digest() != base.limits_digest()
 
 
-@given(st.dictionaries(st.text(max_size=12), st.one_of(st.none(), st.text(max_size=8), st.integers(), st.lists(st.none()))))
+values = st.one_of(st.none(), st.text(max_size=8), st.integers(), st.lists(st.none()))
+
+
+@given(st.dictionaries(st.one_of(st.text(max_size=12), st.sampled_from(list(Settings.model_fields))), values))
 def test_no_configuration_ends_in_a_traceback(config: dict[str, object]) -> None:
     try:
         load(config)

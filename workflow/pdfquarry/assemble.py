@@ -11,6 +11,7 @@ from docvortex.schema import DocumentMetadata, ModelJson, Producer
 
 from pdfquarry.content_list import content_list
 from pdfquarry.embedded import Block, Pages
+from pdfquarry.records import Reason
 
 MARKDOWN, CONTENT_LIST, MIDDLE_JSON, IMAGES = "document.md", "content_list.json", "middle.json", "images"
 
@@ -18,17 +19,20 @@ MARKDOWN, CONTENT_LIST, MIDDLE_JSON, IMAGES = "document.md", "content_list.json"
 def assemble(pages: Pages, folder: Path) -> int:
     """Write the files of a document into ``folder``; fill in each page's characters; return the number of pictures.
 
-    A page that failed leaves a line in its place that says so, and the pages after it keep their numbers.
+    A page that failed leaves a line in its place that says so, and the pages after it keep their numbers. A page
+    whose blocks DocVortex can't render fails here.
     """
-    blocks = [
-        _gap(record.page, record.reason) if record.reason else page or []
-        for record, page in zip(pages.records, pages.blocks, strict=True)
-    ]
     try:
-        result, markdown, content = _render(blocks)
-    except UnicodeEncodeError:
-        # PDFium gives characters beyond the BMP as surrogate halves, now and then only one of them.
-        result, markdown, content = _render([_well_formed(page) for page in blocks])
+        result, markdown, content = _render(_blocks(pages))
+    except ValueError:
+        for index, blocks in enumerate(_blocks(pages)):
+            # PDFium gives characters beyond the BMP as surrogate halves, now and then only one of them.
+            pages.blocks[index] = _well_formed(blocks)
+            try:
+                _render([pages.blocks[index] or []])
+            except ValueError:
+                pages.records[index].reason = Reason.ENGINE_REJECTED
+        result, markdown, content = _render(_blocks(pages))
     items = content_list(content)
     for record in pages.records:
         if not record.reason:
@@ -37,6 +41,13 @@ def assemble(pages: Pages, folder: Path) -> int:
     (folder / CONTENT_LIST).write_text(json.dumps(items, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     (folder / MIDDLE_JSON).write_text(result.middle_json.to_json(indent=None) + "\n", encoding="utf-8")
     return len(written.asset_paths)
+
+
+def _blocks(pages: Pages) -> list[list[Block]]:
+    return [
+        _gap(record.page, record.reason) if record.reason else page or []
+        for record, page in zip(pages.records, pages.blocks, strict=True)
+    ]
 
 
 def _render(blocks: list[list[Block]]) -> tuple[docvortex.DocumentResult, docvortex.RenderArtifact, dict[str, Any]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdfquarry.errors import ResultsError
 from pdfquarry.readers import Beat
-from pdfquarry.records import DocumentRecord, Reason, State
+from pdfquarry.records import DocumentRecord, Reason, State, Unopenable
 from pdfquarry.store import Store, write_record
 
 # Stages that a beat names; between them is EmbeddedEngine.READ and ANALYZE.
@@ -44,14 +45,13 @@ class Task:
     deaths: int = 0
     seconds: float = 0.0
 
-    def failed(self, reason: Reason, detail: str, size: int = 0) -> DocumentRecord:
+    def failed(self, reason: Reason, detail: str) -> DocumentRecord:
         """Return the record of this document as failed."""
         return DocumentRecord(
             digest=self.digest,
             state=State.FAILED,
             reason=reason,
             detail=detail,
-            bytes=size,
             seconds=round(self.seconds, 3),
             limits=self.limits,
         )
@@ -70,35 +70,39 @@ def prepare() -> None:
 def extract(task: Task, beat: Beat) -> DocumentRecord:
     """Extract a document into the store and return its record; a failed one has a record only.
 
-    Raises ResultsError when the store can't be written.
+    Raises ResultsError when the store can't be written. Any other error is taken for the document's: one that makes a
+    library raise what it should not must not end the shard.
     """
+    started = time.perf_counter()
+    try:
+        return _extract(task, beat, started)
+    except Unopenable as error:
+        failed = task.failed(error.reason, str(error))
+    except (MemoryError, ResultsError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        failed = task.failed(Reason.ENGINE_REJECTED, f"{type(error).__name__}: {error}"[:300])
+    return failed.model_copy(update={"seconds": round(task.seconds + time.perf_counter() - started, 3)})
+
+
+def _extract(task: Task, beat: Beat, started: float) -> DocumentRecord:
+    # The engine is loaded by prepare() in a reader, and not at all in the job that imports this module.
     from pdfquarry import embedded
     from pdfquarry.assemble import assemble
 
-    started = time.perf_counter()
-    data, refusal = _bytes(task)
-    if data is None:
-        gone = "no path in the plan has these bytes any more"
-        return task.failed(refusal, gone if refusal is Reason.VANISHED else "the file system gives no bytes")
+    data = _bytes(task)
     store = Store(task.store, task.output)
     engine = embedded.EmbeddedEngine(task.most_pixels, embedded.StandIns(store.scratch(task.digest)), beat)
-    try:
-        pages = engine.read(data, task.skip, task.alone)
-    except embedded.Unopenable as error:
-        task.seconds += time.perf_counter() - started
-        shutil.rmtree(store.scratch(task.digest), ignore_errors=True)
-        return task.failed(error.reason, str(error), len(data))
-    failed = [record for record in pages.records if record.reason]
-    if len(failed) == len(pages.records):
-        task.seconds += time.perf_counter() - started
-        record = task.failed(failed[0].reason or Reason.CORRUPT, "none of its pages could be read", len(data))
-        return record.model_copy(update={"pages": pages.records})
+    pages = engine.read(data, task.skip, task.alone)
+    if all(record.reason for record in pages.records):
+        raise Unopenable(pages.records[0].reason or Reason.CORRUPT, "none of its pages could be read")
     begun = time.perf_counter()
     beat(ASSEMBLE, done=len(pages.records))
     with store.writing(task.digest) as folder:
         images = assemble(pages, folder)
-        now = time.perf_counter()
-        stages = pages.stages | {"assemble": now - begun}
+        failed = [record for record in pages.records if record.reason]
+        stages = pages.stages | {"assemble": time.perf_counter() - begun}
         record = DocumentRecord(
             digest=task.digest,
             state=State.PARTIAL if failed else State.DONE,
@@ -107,7 +111,7 @@ def extract(task: Task, beat: Beat) -> DocumentRecord:
             bytes=len(data),
             pages=pages.records,
             images=images,
-            seconds=round(task.seconds + now - started, 3),
+            seconds=round(task.seconds + time.perf_counter() - started, 3),
             stages={name: round(seconds, 4) for name, seconds in stages.items()},
             limits=task.limits,
         )
@@ -115,17 +119,17 @@ def extract(task: Task, beat: Beat) -> DocumentRecord:
     return record
 
 
-def _bytes(task: Task) -> tuple[bytes | None, Reason]:
-    """Return the document's bytes, from any of its paths that still has them, or the reason why there are none."""
-    reason = Reason.VANISHED
+def _bytes(task: Task) -> bytes:
+    """Return the document's bytes, from any of its paths that still has them. Raises Unopenable when none has."""
+    reason, detail = Reason.VANISHED, "no path in the plan has these bytes any more"
     for path in task.paths:
         try:
             data = Path(path).read_bytes()
         except FileNotFoundError:
             continue
-        except OSError:
-            reason = Reason.UNREADABLE
+        except OSError as error:
+            reason, detail = Reason.UNREADABLE, f"the file system gives no bytes: {error.strerror}"
             continue
         if hashlib.sha256(data).hexdigest() == task.digest:
-            return data, reason
-    return None, reason
+            return data
+    raise Unopenable(reason, detail)

@@ -23,7 +23,7 @@ from docvortex.document.pdf.images import load_images_from_pdf_core
 from docvortex.document.pdf.visuals import attach_visual_block_images
 
 from pdfquarry import files, ocr
-from pdfquarry.records import PageRecord, Reason
+from pdfquarry.records import PageRecord, Reason, Unopenable
 from pdfquarry.textlayer import Source, examine
 
 # Pages that DocVortex sees together. Longer documents are read in windows, so that memory is bounded by this and a
@@ -42,14 +42,6 @@ class Pages:
     blocks: list[list[Block] | None]
     records: list[PageRecord]
     stages: dict[str, float] = field(default_factory=lambda: {"examine": 0.0, "ocr": 0.0, "analyze": 0.0})
-
-
-class Unopenable(Exception):
-    """The document can't be opened; ``reason`` says why."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 def open_pdf(data: bytes) -> pypdfium2.PdfDocument:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -125,6 +126,7 @@ def _extract(results: Results, shard: str, settings: Settings, workers: int) -> 
                 ending = _after_death(task, outcome, tasks) if isinstance(outcome, Death) else outcome
                 if ending is not None:
                     journal.add(ending)
+                    shutil.rmtree(store.scratch(task.digest), ignore_errors=True)
                     fresh.append(ending)
                     finished[task.digest] = ending
                     _count(count, ending, pages[task.digest])

@@ -36,6 +36,14 @@ class Reason(StrEnum):
 PASSING = frozenset({Reason.VANISHED, Reason.UNREADABLE})
 
 
+class Unopenable(Exception):
+    """A document can't be opened, or nothing of it can be read; ``reason`` says why."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
 class Record(BaseModel):
     """Base of what is written: unknown keys are refused, so that a damaged file is noticed."""
 
