@@ -12,8 +12,7 @@ from docvortex.schema import DocumentMetadata, ModelJson, Producer
 from pdfquarry.content_list import content_list
 from pdfquarry.embedded import Block, Pages
 from pdfquarry.records import Reason
-
-MARKDOWN, CONTENT_LIST, MIDDLE_JSON, IMAGES = "document.md", "content_list.json", "middle.json", "images"
+from pdfquarry.store import CONTENT_LIST, MARKDOWN, MIDDLE_JSON
 
 
 def assemble(pages: Pages, folder: Path) -> int:

@@ -10,11 +10,8 @@ from pathlib import Path
 
 from pdfquarry.errors import ResultsError
 from pdfquarry.readers import Beat
-from pdfquarry.records import DocumentRecord, Reason, State, Unopenable
+from pdfquarry.records import DocumentRecord, Reason, Stage, State, Unopenable
 from pdfquarry.store import Store, write_record
-
-# Stages that a beat names; between them is EmbeddedEngine.READ and ANALYZE.
-OPEN, ASSEMBLE = 0, 3
 
 
 @dataclass(slots=True)
@@ -98,7 +95,7 @@ def _extract(task: Task, beat: Beat, started: float) -> DocumentRecord:
     if all(record.reason for record in pages.records):
         raise Unopenable(pages.records[0].reason or Reason.CORRUPT, "none of its pages could be read")
     begun = time.perf_counter()
-    beat(ASSEMBLE, done=len(pages.records))
+    beat(Stage.ASSEMBLE, done=len(pages.records))
     with store.writing(task.digest) as folder:
         images = assemble(pages, folder)
         failed = [record for record in pages.records if record.reason]

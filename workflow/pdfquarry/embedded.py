@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import docvortex
 import pypdfium2
 from docvortex.analyzers.native import PdfModel
 from docvortex.document.pdf import PDFDocument
@@ -23,7 +22,7 @@ from docvortex.document.pdf.images import load_images_from_pdf_core
 from docvortex.document.pdf.visuals import attach_visual_block_images
 
 from pdfquarry import files, ocr
-from pdfquarry.records import PageRecord, Reason, Unopenable
+from pdfquarry.records import PageRecord, Reason, Stage, Unopenable
 from pdfquarry.textlayer import Source, examine
 
 # Pages that DocVortex sees together. Longer documents are read in windows, so that memory is bounded by this and a
@@ -67,11 +66,9 @@ class EmbeddedEngine:
     Args:
         most_pixels: pixels of a page's picture (Settings.limits.page_pixels).
         stand_ins: returns the stand-in of a page read before this attempt, or None; and keeps a new one.
-        beat: called as beat(stage, first, last, done) before each step; ``stage`` is READ or ANALYZE, and each
-            is half of a page done.
+        beat: called as beat(stage, first, last, done) before each step; Stage.READ and Stage.ANALYZE are half of a
+            page's work each.
     """
-
-    READ, ANALYZE = 1, 2
 
     def __init__(self, most_pixels: int, stand_ins: StandIns, beat: Callable[[int, int, int, int], None]) -> None:
         self._most_pixels = most_pixels
@@ -98,7 +95,7 @@ class EmbeddedEngine:
                 if index in skip:
                     pages.records[index].reason = skip[index]
                     continue
-                self._beat(self.READ, index, index, index // 2)
+                self._beat(Stage.READ, index, index, index // 2)
                 try:
                     stand_in = self._examine(document, index, pages)
                 except (pypdfium2.PdfiumError, ValueError):
@@ -151,7 +148,7 @@ class EmbeddedEngine:
         """Fill in the blocks of a window; when DocVortex refuses it, page by page, so that a page costs itself only."""
         started = time.perf_counter()
         done = sum(page is not None for page in pages.blocks)
-        self._beat(self.ANALYZE, window[0], window[-1], (len(document) + done) // 2)
+        self._beat(Stage.ANALYZE, window[0], window[-1], (len(document) + done) // 2)
         try:
             whole = len(window) == len(document) and not stand_ins
             found = blocks_of(data if whole else _extract(document, window, stand_ins))
@@ -226,12 +223,3 @@ def _windows(indices: list[int], alone: frozenset[int]) -> list[list[int]]:
             windows.append([])
         windows[-1].append(index)
     return windows
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that make the output."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("docvortex", "pypdfium2", "rapidocr", "onnxruntime")} | {
-        "docvortex": docvortex.__version__
-    }

@@ -6,8 +6,6 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-import pypdfium2
-
 from pdfquarry import __version__, files
 from pdfquarry.errors import EnvironmentFault
 from pdfquarry.results import Results
@@ -60,6 +58,8 @@ def environment(results: Results, settings: Settings) -> None:
 
 def prove() -> None:
     """Read a page through its text layer and through its picture. Raises EnvironmentFault when either fails."""
+    import pypdfium2
+
     from pdfquarry import embedded, ocr
 
     box = (20.0, 20.0, 260.0, 44.0)

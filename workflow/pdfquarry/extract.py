@@ -20,10 +20,10 @@ from pydantic import ValidationError
 
 from pdfquarry import document, files
 from pdfquarry.document import Task
-from pdfquarry.embedded import EmbeddedEngine, versions
+from pdfquarry.environment import versions
 from pdfquarry.plan import read_paths, read_shard
 from pdfquarry.readers import Death, Readers
-from pdfquarry.records import PASSING, DocumentRecord, Receipt, State
+from pdfquarry.records import PASSING, DocumentRecord, Receipt, Stage, State
 from pdfquarry.results import Results
 from pdfquarry.settings import Settings
 from pdfquarry.store import Store
@@ -170,8 +170,7 @@ def _after_death(task: Task, death: Death, tasks: list[Task]) -> DocumentRecord 
     task.deaths += 1
     task.seconds += max(0.0, time.monotonic() - progress.at) if progress.at else 0.0
     where = f"page {progress.first + 1}: " if progress.first >= 0 else ""
-    in_pages = progress.stage in (EmbeddedEngine.READ, EmbeddedEngine.ANALYZE)
-    if not in_pages or task.deaths >= MOST_DEATHS:
+    if progress.stage not in (Stage.READ, Stage.ANALYZE) or task.deaths >= MOST_DEATHS:
         return task.failed(death.reason, where + death.detail)
     if progress.first == progress.last:
         tasks.insert(0, replace(task, skip=task.skip | {progress.first: death.reason}))

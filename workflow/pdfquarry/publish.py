@@ -17,12 +17,11 @@ import pandas
 from pydantic import ValidationError
 
 from pdfquarry import files, names
-from pdfquarry.assemble import CONTENT_LIST, IMAGES, MARKDOWN, MIDDLE_JSON
 from pdfquarry.errors import ResultsError
 from pdfquarry.plan import CORPUS_COLUMNS
 from pdfquarry.records import DocumentRecord, Reason, Receipt, State
 from pdfquarry.results import Results
-from pdfquarry.store import RECORD, Store
+from pdfquarry.store import CONTENT_LIST, IMAGES, MARKDOWN, MIDDLE_JSON, RECORD, Store
 
 # Columns of documents.parquet and their types; it has one row for each file of the corpus.
 COLUMNS = {

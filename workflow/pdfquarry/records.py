@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class Stage(IntEnum):
+    """What a reader is doing with a document."""
+
+    OPEN = 0
+    READ = 1  # looking at a page, and reading its picture where it has no text layer
+    ANALYZE = 2  # finding the blocks of a window of pages
+    ASSEMBLE = 3
 
 
 class State(StrEnum):

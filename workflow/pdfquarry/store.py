@@ -18,7 +18,9 @@ from pdfquarry import files
 from pdfquarry.errors import ResultsError
 from pdfquarry.records import DocumentRecord
 
-RECORD = "document.json"
+# The files of a document.
+RECORD, MARKDOWN, CONTENT_LIST, MIDDLE_JSON = "document.json", "document.md", "content_list.json", "middle.json"
+IMAGES = "images"
 
 
 class Store:

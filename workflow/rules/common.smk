@@ -39,9 +39,15 @@ def receipts(wildcards):
 
 
 def final_outputs():
-    """What a run is for; with `strict` also that no document failed."""
-    outputs = [f"{RESULTS}/summary/summary.md"]
-    return outputs + [f"{RESULTS}/summary/strict.ok"] * SETTINGS.strict
+    """What a run is for; with `strict` also that no document failed.
+
+    All that may be deleted by hand is named: Snakemake makes a missing file again only when it is asked for, or when
+    what is made from it is out of date.
+    """
+    summaries = [f"{RESULTS}/summary/{name}" for name in ("summary.md", "documents.tsv", "throughput.tsv")]
+    plan = [f"{RESULTS}/plan/corpus.tsv", f"{RESULTS}/plan/index.tsv"]
+    published = [f"{RESULTS}/documents.parquet", f"{RESULTS}/markdown/.published"]
+    return plan + published + summaries + [f"{RESULTS}/summary/strict.ok"] * SETTINGS.strict
 
 
 def start_run():
