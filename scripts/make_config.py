@@ -1,4 +1,4 @@
-"""Write what is generated from the settings' models: the default configuration, its schema, and the table of keys.
+"""Write what is generated from the settings' models and from pyproject.toml: configuration, schemas, tables.
 
 Run it after a change in ``workflow/pdfquarry/settings.py`` or ``records.py``; a test fails while they differ.
 
@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,20 @@ def keys_table() -> str:
     return "\n".join([BEGIN, *rows, END])
 
 
+def conda_environment() -> str:
+    """Return workflow/envs/quarry.yaml: the dependencies of pyproject.toml, for snakemake --sdm conda."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pip = "".join(f"      - {name}\n" for name in project["dependencies"])
+    return f"channels:\n  - conda-forge\ndependencies:\n  - python =3.12\n  - pip\n  - pip:\n{pip}"
+
+
 def generated() -> dict[Path, str]:
     """Return path -> text of every generated file."""
     readme = ROOT / "config" / "README.md"
     before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
     schemas = {"config": Settings, "receipt": Receipt, "document": DocumentRecord}
     texts = {ROOT / "config" / "config.yaml": default_config(), readme: before + keys_table() + rest.split(END)[1]}
+    texts[ROOT / "workflow" / "envs" / "quarry.yaml"] = conda_environment()
     for name, model in schemas.items():
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema()
         texts[ROOT / "workflow" / "schemas" / f"{name}.schema.json"] = json.dumps(schema, indent=2) + "\n"
@@ -89,6 +98,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for path, text in generated().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(path.relative_to(ROOT))
 

@@ -73,7 +73,7 @@ def test_the_summary_adds_up_and_tells_speeds(sample: Project) -> None:
     assert numbers["documents found"] == 18
     assert numbers["documents found"] == sum(numbers[state] for state in ("done", "partial", "failed", "duplicate"))
     throughput = pandas.read_csv(sample.results / "summary/throughput.tsv", sep="\t")
-    assert {"shard", "stage", "all shards"} == set(throughput["what"])
+    assert {"shard", "stage", "all shards", "all documents"} == set(throughput["what"])
     assert (throughput.loc[throughput["seconds"] > 0, "pages_per_second"] >= 0).all()
     documents = pandas.read_csv(sample.results / "summary/documents.tsv", sep="\t")
     assert len(documents) == 18
@@ -221,3 +221,14 @@ def test_the_workflow_runs_from_its_standard_place(tmp_path: Path, repository: P
     profile = str(repository / "profiles/default")
     ended = project.run("--workflow-profile", profile)
     assert ended.code == 0 and "c/a.pdf/a.md" in project.tree(), ended.text
+
+
+def test_a_changed_environment_is_proven_again_and_redoes_nothing_else(tmp_path: Path, repository: Path) -> None:
+    project = Project(tmp_path / "work", repository)
+    text_pdf(project.corpus / "a.pdf", "A")
+    assert project.run().code == 0
+    module = repository / "workflow/pdfquarry/environment.py"
+    module.write_text(module.read_text().replace('"pebble", ', '"pebble", "filelock", '))
+    ended = project.run()
+    assert (ended.code, ended.rules, ended.extracted) == (0, ["environment"], 0), ended.text
+    assert "Nothing to be done" in project.run().text

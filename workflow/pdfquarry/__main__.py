@@ -72,8 +72,8 @@ def _run(step: str, results: Results, settings: Settings, options: argparse.Name
 def _settings(results: Results) -> Settings:
     """Return the settings that the run has written for its jobs."""
     try:
-        return load(json.loads(results.settings.read_bytes()))
-    except (OSError, ValueError) as error:
+        return load(json.loads(results.settings.read_bytes())["settings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{results.settings}: missing or damaged; snakemake writes it") from error
 
 

@@ -6,6 +6,8 @@ Snakemake reads the Snakefile in the main process and again in every job, so wha
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +52,8 @@ class Run:
         except filelock.Timeout:
             raise BusyError(f"{self.results.root}: another run is at work in this folder; wait for it to end") from None
         words = changed_settings(self.results, self.settings)
-        files.write_json(self.results.settings, self.settings.model_dump(mode="json"))
+        state = {"output": self.settings.output_digest(), "settings": self.settings.model_dump(mode="json")}
+        files.write_json(self.results.settings, state)
         self._display = Display(self.results, self.settings.progress_seconds)
         self._display.start()
         return [words] if words else []
@@ -71,11 +74,19 @@ class Run:
             return []  # a target before the summary was asked for
 
 
-def open_run(config: Mapping[str, Any], main: bool) -> Run:
+def open_run(config: Mapping[str, Any], package: str, main: bool, deployed: bool = False) -> Run:
     """Check the settings and, in the main process, list the corpus.
+
+    Jobs inherit the environment that is set here: they run in this interpreter, or in that of Snakemake's software
+    environment where one is ``deployed``; they import pdfquarry from the folder ``package``, and nothing from the
+    folder they run in, where kernels/ could be taken for the package of that name. None of it is a parameter of a
+    rule, since another interpreter is no reason to do anything again.
 
     Raises ConfigurationError or CorpusError with a line for each problem.
     """
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["QUARRY_PYTHON"] = "python" if deployed else sys.executable
     settings = load(config)
     results = Results(Path(settings.results))
     if main:
@@ -91,14 +102,13 @@ def live_shards(index: str) -> list[str]:
 def changed_settings(results: Results, settings: Settings) -> str:
     """Return what a changed setting will cost, in a sentence, or an empty string when the output stays the same."""
     try:
-        before = load(json.loads(results.settings.read_bytes()))
-    except (OSError, ValueError, QuarryError):
+        before = json.loads(results.settings.read_bytes())
+        if before["output"] == settings.output_digest():
+            return ""
+        old = load(before["settings"])
+    except (OSError, ValueError, KeyError, QuarryError):
         return ""
-    if before.output_digest() == settings.output_digest():
-        return ""
-    old, new = before.model_dump(), settings.model_dump()
-    names = [key for key in ("engine", "layout") if old[key] != new[key]]
-    if old["limits"]["page_pixels"] != new["limits"]["page_pixels"]:
-        names.append("limits.page_pixels")
+    names = [key for key in ("engine", "layout") if getattr(old, key) != getattr(settings, key)]
+    names += ["limits.page_pixels"] * (old.limits.page_pixels != settings.limits.page_pixels)
     what = ", ".join(names) or "the output version"
     return f"PDF Quarry: {what} changed, so every document that was not extracted like this before is extracted now"

@@ -11,7 +11,7 @@ from pdfquarry.publish import read_receipt
 from pdfquarry.records import Receipt, State
 from pdfquarry.results import Results
 
-# Failures that summary.md names; documents.tsv has them all.
+# Rows of a table in summary.md; the .tsv files have them all.
 _MOST_NAMED = 50
 
 
@@ -47,30 +47,32 @@ def check(results: Results) -> None:
 
 
 def _throughput(receipts: list[Receipt]) -> pandas.DataFrame:
-    """Return pages, seconds and pages/s: for each shard by the job's clock, and for each stage by the readers' clocks.
+    """Return pages, seconds and pages/s, by the jobs' clocks (shards) and by the readers' clocks (documents, stages).
 
-    A shard's row covers what its last job read; a stage's row covers every document once, whenever it was read.
+    A shard's row covers what its last job read; the others cover every document once, whenever it was read.
     """
-    rows: list[dict[str, object]] = []
-    for receipt in receipts:
-        rows.append(_row("shard", receipt.shard, receipt.extracted_pages, receipt.seconds, receipt.workers))
-    stages: dict[str, list[float]] = {}
-    for receipt in receipts:
-        for document in receipt.documents:
-            ocr_pages = sum(page.engine == "rapidocr" for page in document.pages)
-            for stage, seconds in document.stages.items():
-                total = stages.setdefault(stage, [0, 0.0])
-                total[0] += ocr_pages if stage == "ocr" else len(document.pages)
-                total[1] += seconds
-    rows.extend(_row("stage", stage, int(pages), seconds, 1) for stage, (pages, seconds) in stages.items())
     pages = sum(receipt.extracted_pages for receipt in receipts)
-    rows.append(_row("all shards", "", pages, sum(receipt.seconds for receipt in receipts), 1))
+    documents = [document for receipt in receipts for document in receipt.documents]
+    rows = [
+        _row("all shards", "", pages, sum(receipt.seconds for receipt in receipts)),
+        _row("all documents", "", sum(len(d.pages) for d in documents), sum(d.seconds for d in documents)),
+    ]
+    stages: dict[str, list[float]] = {}
+    for document in documents:
+        ocr_pages = sum(page.engine == "rapidocr" for page in document.pages)
+        for stage, seconds in document.stages.items():
+            total = stages.setdefault(stage, [0, 0.0])
+            total[0] += ocr_pages if stage == "ocr" else len(document.pages)
+            total[1] += seconds
+    rows.extend(_row("stage", stage, int(total), seconds) for stage, (total, seconds) in stages.items())
+    slowest = sorted(receipts, key=lambda receipt: -receipt.seconds)
+    rows.extend(_row("shard", receipt.shard, receipt.extracted_pages, receipt.seconds) for receipt in slowest)
     return pandas.DataFrame(rows)
 
 
-def _row(what: str, name: str, pages: int, seconds: float, workers: int) -> dict[str, object]:
-    row = {"what": what, "name": name, "pages": pages, "seconds": seconds, "workers": workers}
-    return row | {"pages_per_second": pages / seconds if seconds else 0.0}
+def _row(what: str, name: str, pages: int, seconds: float) -> dict[str, object]:
+    rate = pages / seconds if seconds else 0.0
+    return {"what": what, "name": name, "pages": pages, "seconds": seconds, "pages_per_second": rate}
 
 
 def _text(documents: pandas.DataFrame, counts: dict[str, int], found: int, throughput: pandas.DataFrame) -> str:
@@ -85,9 +87,13 @@ def _text(documents: pandas.DataFrame, counts: dict[str, int], found: int, throu
     lines.append(f"| documents without text | {len(empty)} |")
     lines += ["", "## Throughput", "", "| what | name | pages | seconds | pages/s |"]
     lines.append("| --- | --- | ---: | ---: | ---: |")
-    for row in throughput.sort_values("seconds", ascending=False).head(30).itertuples():
+    for row in throughput.head(_MOST_NAMED).itertuples():
         lines.append(f"| {row.what} | {row.name} | {row.pages} | {row.seconds:.1f} | {row.pages_per_second:.2f} |")
-    lines += ["", "Shards: seconds of the last job of each, with all its readers. Stages: seconds of one reader."]
+    lines += [
+        "",
+        "Documents and stages count every document once, in seconds of one reader. Shards count what the last",
+    ]
+    lines.append("job of each read, in seconds of that job with all its readers.")
     troubled = documents[documents["state"].isin([State.FAILED, State.PARTIAL])]
     if len(troubled):
         lines += ["", "## Failures", "", "| reason | documents |", "| --- | ---: |"]

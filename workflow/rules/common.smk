@@ -6,19 +6,19 @@ from snakemake.exceptions import WorkflowError
 
 PACKAGE = str(Path(workflow.current_basedir).parent)
 
-# The package beside the rules runs, in this process and in every job, also when another version is installed.
-# With a safe path the folder kernels/ can't be taken for the package of that name.
+# The package beside the rules runs, also when another version is installed.
 sys.path.insert(0, PACKAGE)
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [PACKAGE, os.environ.get("PYTHONPATH")])
-)
-os.environ["PYTHONSAFEPATH"] = "1"
 
 from pdfquarry import run as quarry
 from pdfquarry.errors import QuarryError
 
 try:
-    RUN = quarry.open_run(config, main=workflow.is_main_process)
+    RUN = quarry.open_run(
+        config,
+        PACKAGE,
+        main=workflow.is_main_process,
+        deployed=bool(workflow.deployment_settings.deployment_method),
+    )
 except QuarryError as error:
     raise WorkflowError(f"exit code {error.code}\n{error}") from None
 
@@ -44,10 +44,18 @@ def final_outputs():
     All that may be deleted by hand is named: Snakemake makes a missing file again only when it is asked for, or when
     what is made from it is out of date.
     """
-    summaries = [f"{RESULTS}/summary/{name}" for name in ("summary.md", "documents.tsv", "throughput.tsv")]
+    summaries = [
+        f"{RESULTS}/summary/{name}"
+        for name in ("summary.md", "documents.tsv", "throughput.tsv")
+    ]
     plan = [f"{RESULTS}/plan/corpus.tsv", f"{RESULTS}/plan/index.tsv"]
     published = [f"{RESULTS}/documents.parquet", f"{RESULTS}/markdown/.published"]
-    return plan + published + summaries + [f"{RESULTS}/summary/strict.ok"] * SETTINGS.strict
+    return (
+        plan
+        + published
+        + summaries
+        + [f"{RESULTS}/summary/strict.ok"] * SETTINGS.strict
+    )
 
 
 def start_run():

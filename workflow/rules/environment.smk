@@ -4,10 +4,11 @@ rule environment:
     log:
         f"{RESULTS}/logs/environment.log",
     localrule: True
+    conda:
+        "../envs/quarry.yaml"
     params:
-        results=RESULTS,
-        python=sys.executable,
+        results=RUN.results.root,
         packages=RUN.versions,
         arch=SETTINGS.arch,
     shell:
-        "exec {params.python} -m pdfquarry environment --results {params.results:q} > {log:q} 2>&1"
+        'exec "$QUARRY_PYTHON" -m pdfquarry environment --results {params.results:q} > {log:q} 2>&1'

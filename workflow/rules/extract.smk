@@ -7,13 +7,14 @@ rule extract:
     log:
         f"{RESULTS}/logs/extract/{{shard}}.log",
     retries: 1
+    conda:
+        "../envs/quarry.yaml"
     # Readers of one job share a shard; at four, two jobs overlap on eight cores and hide each other's start and end.
     threads: 4
     params:
-        results=RESULTS,
-        python=sys.executable,
+        results=RUN.results.root,
         output=SETTINGS.output_digest(),
         limits=SETTINGS.limits_digest(),
     shell:
-        "exec {params.python} -m pdfquarry extract --results {params.results:q} --shard {wildcards.shard}"
+        'exec "$QUARRY_PYTHON" -m pdfquarry extract --results {params.results:q} --shard {wildcards.shard}'
         " --threads {threads} > {log:q} 2>&1"

@@ -7,9 +7,10 @@ checkpoint plan:
     log:
         f"{RESULTS}/logs/plan.log",
     localrule: True
+    conda:
+        "../envs/quarry.yaml"
     threads: workflow.cores or 1
     params:
-        results=RESULTS,
-        python=sys.executable,
+        results=RUN.results.root,
     shell:
-        "exec {params.python} -m pdfquarry plan --results {params.results:q} --threads {threads} > {log:q} 2>&1"
+        'exec "$QUARRY_PYTHON" -m pdfquarry plan --results {params.results:q} --threads {threads} > {log:q} 2>&1'

@@ -9,9 +9,10 @@ rule publish:
     log:
         f"{RESULTS}/logs/publish.log",
     localrule: True
+    conda:
+        "../envs/quarry.yaml"
     params:
-        results=RESULTS,
-        python=sys.executable,
+        results=RUN.results.root,
         formats=sorted(SETTINGS.formats),
     shell:
-        "exec {params.python} -m pdfquarry publish --results {params.results:q} > {log:q} 2>&1"
+        'exec "$QUARRY_PYTHON" -m pdfquarry publish --results {params.results:q} > {log:q} 2>&1'

@@ -22,11 +22,12 @@ rule summarize:
     log:
         f"{RESULTS}/logs/summarize.log",
     localrule: True
+    conda:
+        "../envs/quarry.yaml"
     params:
-        results=RESULTS,
-        python=sys.executable,
+        results=RUN.results.root,
     shell:
-        "exec {params.python} -m pdfquarry summarize --results {params.results:q} > {log:q} 2>&1"
+        'exec "$QUARRY_PYTHON" -m pdfquarry summarize --results {params.results:q} > {log:q} 2>&1'
 
 
 rule strict:
@@ -37,8 +38,9 @@ rule strict:
     log:
         f"{RESULTS}/logs/strict.log",
     localrule: True
+    conda:
+        "../envs/quarry.yaml"
     params:
-        results=RESULTS,
-        python=sys.executable,
+        results=RUN.results.root,
     shell:
-        "exec {params.python} -m pdfquarry check --results {params.results:q} 2> >(tee {log:q} >&2)"
+        'exec "$QUARRY_PYTHON" -m pdfquarry check --results {params.results:q} 2> >(tee {log:q} >&2)'
