@@ -20,7 +20,7 @@ from samples import CORPUS, DIGITAL, PICTURED, TRUTH, letters, likeness
 def read(
     data: bytes, folder: Path, skip: dict[int, Reason] | None = None, alone: frozenset[int] = frozenset()
 ) -> Pages:
-    engine = EmbeddedEngine(25_000_000, StandIns(folder / "stand-ins"), lambda *told: None)
+    engine = EmbeddedEngine("tiny", 25_000_000, StandIns(folder / "stand-ins"), lambda *told: None)
     return engine.read(data, skip or {}, alone)
 
 
@@ -53,7 +53,7 @@ def test_headings_and_sentences_of_digital_documents_are_there(name: str, tmp_pa
 def test_scanned_pages_come_out_as_their_text_in_reading_order(name: str, pages: list[int], tmp_path: Path) -> None:
     found = read((CORPUS / name).read_bytes(), tmp_path)
     text = markdown(found, tmp_path)
-    engines = ["rapidocr" if index in pages else "docvortex" for index in range(len(found.records))]
+    engines = ["ppocr" if index in pages else "docvortex" for index in range(len(found.records))]
     assert [record.engine for record in found.records] == engines
     items = json.loads((tmp_path / "content_list.json").read_text(encoding="utf-8"))
     for page in pages:

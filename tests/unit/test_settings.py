@@ -75,6 +75,12 @@ def test_only_what_changes_the_output_changes_its_digest() -> None:
 values = st.one_of(st.none(), st.text(max_size=8), st.integers(), st.lists(st.none()))
 
 
+def test_only_a_language_that_needs_another_model_changes_the_output() -> None:
+    assert load({"languages": "de"}).ocr_model == Settings().ocr_model == "tiny"
+    assert load({"languages": "en,japan"}).ocr_model == "small"
+    assert load({"languages": "en,japan"}).output_digest() != Settings().output_digest()
+
+
 @given(st.dictionaries(st.one_of(st.text(max_size=12), st.sampled_from(list(Settings.model_fields))), values))
 def test_no_configuration_ends_in_a_traceback(config: dict[str, object]) -> None:
     try:

@@ -60,11 +60,11 @@ def test_the_markdown_of_every_sample_has_its_text(sample: Project) -> None:
 
 def test_every_page_says_which_engine_read_it(sample: Project) -> None:
     table = sample.table().set_index("path")
-    assert table.loc[str(CORPUS / "scans/mixed.pdf"), "engine"] == "docvortex+rapidocr"
-    assert table.loc[str(CORPUS / "scans/letter.pdf"), "engine"] == "rapidocr"
+    assert table.loc[str(CORPUS / "scans/mixed.pdf"), "engine"] == "docvortex+ppocr"
+    assert table.loc[str(CORPUS / "scans/letter.pdf"), "engine"] == "ppocr"
     (record,) = (sample.results / "markdown/corpus/scans/mixed.pdf").glob("document.json")
     engines = [page["engine"] for page in pandas.read_json(record, typ="series")["pages"]]
-    assert engines == ["docvortex", "rapidocr", "docvortex"]
+    assert engines == ["docvortex", "ppocr", "docvortex"]
 
 
 def test_the_summary_adds_up_and_tells_speeds(sample: Project) -> None:

@@ -24,6 +24,7 @@ class Task:
         store: the folder of all stores.
         output: digest of the output settings.
         limits: digest of the limits.
+        ocr_model: the model that reads pictures.
         most_pixels: pixels of a page's picture.
         skip: pages (from 0) that killed a reader, and why.
         alone: pages of a window that killed a reader.
@@ -36,6 +37,7 @@ class Task:
     store: Path
     output: str
     limits: str
+    ocr_model: str
     most_pixels: int
     skip: dict[int, Reason] = field(default_factory=dict)
     alone: frozenset[int] = frozenset()
@@ -90,7 +92,8 @@ def _extract(task: Task, beat: Beat, started: float) -> DocumentRecord:
 
     data = _bytes(task)
     store = Store(task.store, task.output)
-    engine = embedded.EmbeddedEngine(task.most_pixels, embedded.StandIns(store.scratch(task.digest)), beat)
+    stand_ins = embedded.StandIns(store.scratch(task.digest))
+    engine = embedded.EmbeddedEngine(task.ocr_model, task.most_pixels, stand_ins, beat)
     pages = engine.read(data, task.skip, task.alone)
     if all(record.reason for record in pages.records):
         raise Unopenable(pages.records[0].reason or Reason.CORRUPT, "none of its pages could be read")

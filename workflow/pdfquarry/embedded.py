@@ -64,14 +64,17 @@ class EmbeddedEngine:
     """Reads documents page by page.
 
     Args:
+        ocr_model: the model that reads pictures (Settings.ocr_model).
         most_pixels: pixels of a page's picture (Settings.limits.page_pixels).
         stand_ins: returns the stand-in of a page read before this attempt, or None; and keeps a new one.
         beat: called as beat(stage, first, last, done) before each step; Stage.READ and Stage.ANALYZE are half of a
             page's work each.
     """
 
-    def __init__(self, most_pixels: int, stand_ins: StandIns, beat: Callable[[int, int, int, int], None]) -> None:
-        self._most_pixels = most_pixels
+    def __init__(
+        self, ocr_model: str, most_pixels: int, stand_ins: StandIns, beat: Callable[[int, int, int, int], None]
+    ) -> None:
+        self._ocr_model, self._most_pixels = ocr_model, most_pixels
         self._stand_ins = stand_ins
         self._beat = beat
 
@@ -124,7 +127,7 @@ class EmbeddedEngine:
             started = time.perf_counter()
             stand_in = self._stand_ins.get(index)
             if stand_in is None:
-                lines = ocr.read(page, self._most_pixels)
+                lines = ocr.read(page, self._ocr_model, self._most_pixels)
                 # A picture without more text than the layer has stays: DocVortex publishes it as a picture.
                 text = sum(len(line.text) for line in lines)
                 stand_in = ocr.set_page(lines, *page.get_size()) if text > layer.characters else b""
@@ -132,7 +135,7 @@ class EmbeddedEngine:
             pages.stages["ocr"] += time.perf_counter() - started
             if not stand_in:
                 return None
-            pages.records[index].engine = "rapidocr"
+            pages.records[index].engine = "ppocr"
             return stand_in
         finally:
             page.close()

@@ -11,7 +11,17 @@ from pdfquarry.errors import EnvironmentFault
 from pdfquarry.results import Results
 from pdfquarry.settings import Settings
 
-PACKAGES = ("snakemake", "docvortex", "pypdfium2", "rapidocr", "onnxruntime", "pebble", "pandas", "pyarrow", "pydantic")
+PACKAGES = (
+    "snakemake",
+    "docvortex",
+    "pypdfium2",
+    "faster-paddle",
+    "onnxruntime",
+    "pebble",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+)
 _PROOF = "Quarry stone 1234"
 
 
@@ -41,7 +51,7 @@ def environment(results: Results, settings: Settings) -> None:
     missing = [name for name, found in versions().items() if not found]
     if missing:
         raise EnvironmentFault(f"not installed: {', '.join(missing)}; run: {sys.executable} -m pip install .")
-    prove()
+    prove(settings)
     files.write_json(
         results.root / "environment.json",
         {
@@ -56,7 +66,7 @@ def environment(results: Results, settings: Settings) -> None:
     )
 
 
-def prove() -> None:
+def prove(settings: Settings) -> None:
     """Read a page through its text layer and through its picture. Raises EnvironmentFault when either fails."""
     import pypdfium2
 
@@ -67,9 +77,9 @@ def prove() -> None:
     try:
         blocks = embedded.blocks_of(page)
         with pypdfium2.PdfDocument(page) as document:
-            lines = ocr.read(document[0], 1_000_000)
+            lines = ocr.read(document[0], settings.ocr_model, 1_000_000)
     except Exception as error:
         raise EnvironmentFault(f"the embedded engine does not run here: {type(error).__name__}: {error}") from error
-    for name, text in (("docvortex", str(blocks)), ("rapidocr", " ".join(line.text for line in lines))):
+    for name, text in (("docvortex", str(blocks)), ("faster-paddle", " ".join(line.text for line in lines))):
         if _PROOF not in text:
             raise EnvironmentFault(f"{name} misreads the test page ({text[:80]!r}); reinstall it")

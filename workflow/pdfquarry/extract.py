@@ -113,11 +113,14 @@ def _extract(results: Results, shard: str, settings: Settings, workers: int) -> 
         _count(count, record, pages[digest])
     # The longest first, so that the end of the shard is not one reader busy with a book.
     todo = sorted((p for p in live if p.digest not in finished), key=lambda planned: -planned.pages)
-    tasks = [Task(p.digest, paths[p.digest], results.store, output, limits, settings.limits.page_pixels) for p in todo]
+    most = settings.limits
+    tasks = [
+        Task(p.digest, paths[p.digest], results.store, output, limits, settings.ocr_model, most.page_pixels)
+        for p in todo
+    ]
     report = _Progress(results.work(shard) / "progress.json", count)
     fresh: list[DocumentRecord] = []
     if tasks:
-        most = settings.limits
         number = min(workers, len(tasks))
         readers = Readers(document.extract, number, most.page_seconds, most.memory_mb, document.prepare)
         for ended in readers.run(tasks):

@@ -63,7 +63,7 @@ class PageRecord(Record):
     """One page: who read it, and what came out."""
 
     page: int = Field(ge=1, description="Number of the page in the PDF, from 1.")
-    engine: str = Field(description="docvortex (text layer), rapidocr (scan), or none (blank, or failed).")
+    engine: str = Field(description="docvortex (text layer), ppocr (scan), or none (blank, or failed).")
     characters: int = Field(default=0, ge=0, description="Characters of text in its blocks.")
     reason: Reason | None = Field(default=None, description="Why the page failed; null when it did not.")
 

@@ -108,7 +108,7 @@ def changed_settings(results: Results, settings: Settings) -> str:
         old = load(before["settings"])
     except (OSError, ValueError, KeyError, QuarryError):
         return ""
-    names = [key for key in ("engine", "layout") if getattr(old, key) != getattr(settings, key)]
+    names = [key for key in ("engine", "layout", "ocr_model") if getattr(old, key) != getattr(settings, key)]
     names += ["limits.page_pixels"] * (old.limits.page_pixels != settings.limits.page_pixels)
-    what = ", ".join(names) or "the output version"
+    what = ", ".join(names).replace("ocr_model", "languages") or "the output version"
     return f"PDF Quarry: {what} changed, so every document that was not extracted like this before is extracted now"

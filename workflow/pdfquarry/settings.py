@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pdfquarry import OUTPUT_VERSION
 from pdfquarry.errors import ConfigurationError
 
-# What the OCR model in RapidOCR's wheel (PP-OCRv6 small) reads; one model serves them all.
+# What PP-OCRv6 reads, by PaddleOCR's names. The tiny model has all but Japanese, for which the small one is taken.
 OCR_LANGUAGES = frozenset(
     """af az bs ca ch chinese_cht cs cy da de en es et eu fi fr ga gl hr hu id is it japan ku la lb lt lv mi ms mt nl no
     oc pl pt qu rm ro rs_latin sk sl sq sv sw tl tr uz vi""".split()  # noqa: SIM905  a list is read in one look
@@ -82,7 +82,7 @@ class Settings(Section):
     )
     engine: Literal["embedded"] = Field(
         default="embedded",
-        description="What reads the pages. embedded: DocVortex for text layers, RapidOCR for scans, on the CPU.",
+        description="What reads the pages. embedded: DocVortex for text layers, PP-OCRv6 for scans, on the CPU.",
     )
     layout: Literal["docvortex"] = Field(
         default="docvortex", description="What finds the regions of a page. docvortex is the embedded engine's own."
@@ -90,8 +90,8 @@ class Settings(Section):
     languages: Annotated[list[str], BeforeValidator(_one_or_many)] = Field(
         default=["en", "ch"],
         min_length=1,
-        description="Languages of your scanned pages, as RapidOCR names them (en, ch, chinese_cht, japan, de, fr ...). "
-        "One model reads them all, so this only makes sure that it has yours.",
+        description="Languages of your scanned pages, as PaddleOCR names them (en, ch, chinese_cht, japan, de ...). "
+        "One model reads all but japan, which takes a larger and slower one.",
     )
     pages_per_shard: int = Field(
         default=2000, ge=1, description="Pages in one shard, the unit of a job. Planned shards keep their size."
@@ -110,12 +110,17 @@ class Settings(Section):
         description="Seconds between two lines of progress; 0 takes 5 on a terminal and 30 elsewhere.",
     )
 
+    @property
+    def ocr_model(self) -> str:
+        """The size of the OCR model that reads all of the languages."""
+        return "small" if "japan" in self.languages else "tiny"
+
     def output_digest(self) -> str:
         """Return 8 hex digits that change exactly when the text that comes out may change.
 
         It names the store of extracted documents, so going back to older settings finds the older store.
         """
-        parts = [OUTPUT_VERSION, self.engine, self.layout, self.limits.page_pixels]
+        parts = [OUTPUT_VERSION, self.engine, self.layout, self.ocr_model, self.limits.page_pixels]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def limits_digest(self) -> str:

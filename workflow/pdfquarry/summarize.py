@@ -59,7 +59,7 @@ def _throughput(receipts: list[Receipt]) -> pandas.DataFrame:
     ]
     stages: dict[str, list[float]] = {}
     for document in documents:
-        ocr_pages = sum(page.engine == "rapidocr" for page in document.pages)
+        ocr_pages = sum(page.engine == "ppocr" for page in document.pages)
         for stage, seconds in document.stages.items():
             total = stages.setdefault(stage, [0, 0.0])
             total[0] += ocr_pages if stage == "ocr" else len(document.pages)
