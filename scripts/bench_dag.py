@@ -31,6 +31,8 @@ from pdfquarry.results import Results  # noqa: E402
 from pdfquarry.settings import Settings, load  # noqa: E402
 
 INCREMENT = 100
+STEPS = {"plan": "first plan", "publish": "publish, summarize", "no_op": "nothing to do", "increment": "plan 100 more"}
+BEGIN, END = "<!-- dag: begin -->", "<!-- dag: end -->"
 
 
 def measure(command: list[str]) -> dict[str, Any]:
@@ -107,18 +109,33 @@ def measure_one(number: int) -> dict[str, Any]:
         shutil.rmtree(folder)
 
 
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Return the table of docs/architecture.md between its marks."""
+    lines = [
+        BEGIN,
+        "| documents | shards | step | wall s | CPU s | peak MiB |",
+        "| ---: | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for figures in rows:
+        for step, name in STEPS.items():
+            one = figures[step]
+            start = f"| {figures['documents']:,} | {figures['shards']} | {name} |"
+            lines.append(f"{start} {one['wall_s']:.1f} | {one['cpu_s']:.1f} | {one['peak_mib']} |")
+    return "\n".join([*lines, END])
+
+
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, nargs="+", default=[1000, 10_000, 100_000])
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument("--json", type=Path, help="write the figures here and into docs/architecture.md")
     options = parser.parse_args()
     rows = []
     print(f"{'documents':>10} {'shards':>7}  {'step':<10} {'wall s':>7} {'CPU s':>7} {'MiB':>6}")
     for number in options.documents:
         figures = measure_one(number)
         rows.append(figures)
-        for step in ("plan", "publish", "no_op", "increment"):
+        for step in STEPS:
             one = figures[step]
             print(
                 f"{number:>10} {figures['shards']:>7}  {step:<10} "
@@ -128,6 +145,9 @@ def main() -> None:
     if options.json:
         machine = {"cores": os.cpu_count(), "python": platform.python_version(), "snakemake": version("snakemake")}
         files.write_json(options.json, {"machine": machine, "rows": rows})
+        page = ROOT / "docs" / "architecture.md"
+        before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+        page.write_text(before + markdown(rows) + rest.split(END)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":
