@@ -31,7 +31,18 @@ from pdfquarry.results import Results  # noqa: E402
 from pdfquarry.settings import Settings, load  # noqa: E402
 
 INCREMENT = 100
+# Above this, one job a document takes minutes.
+MOST_JOBS = 10_000
+JOB_PER_DOCUMENT = """
+DOCUMENTS = range({number})
+rule all:
+    input: expand("markdown/{{document}}.md", document=DOCUMENTS)
+rule extract:
+    output: "markdown/{{document}}.md"
+    shell: "touch {{output}}"
+"""
 STEPS = {"plan": "first plan", "publish": "publish, summarize", "no_op": "nothing to do", "increment": "plan 100 more"}
+STEPS |= {"per_document": "dry run of one job a document"}
 BEGIN, END = "<!-- dag: begin -->", "<!-- dag: end -->"
 
 
@@ -104,6 +115,8 @@ def measure_one(number: int) -> dict[str, Any]:
         figures |= {"shards": shards, "publish": measure(snakemake), "no_op": measure(snakemake)}
         make_documents(corpus, number, INCREMENT)
         figures["increment"] = measure([*snakemake, "--until", "plan"])
+        if number <= MOST_JOBS:
+            figures["per_document"] = measure_job_per_document(number)
         return figures
     finally:
         shutil.rmtree(folder)
@@ -118,10 +131,24 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     ]
     for figures in rows:
         for step, name in STEPS.items():
+            if step not in figures:
+                continue
             one = figures[step]
             start = f"| {figures['documents']:,} | {figures['shards']} | {name} |"
             lines.append(f"{start} {one['wall_s']:.1f} | {one['cpu_s']:.1f} | {one['peak_mib']} |")
     return "\n".join([*lines, END])
+
+
+def measure_job_per_document(number: int) -> dict[str, Any]:
+    """Return the figures of a dry run of a workflow with one job for each document, for comparison."""
+    folder = Path(tempfile.mkdtemp(prefix="bench_dag"))
+    try:
+        (folder / "Snakefile").write_text(JOB_PER_DOCUMENT.format(number=number))
+        return measure(
+            [sys.executable, "-m", "snakemake", "--directory", str(folder), "-s", f"{folder}/Snakefile", "-nq"]
+        )
+    finally:
+        shutil.rmtree(folder)
 
 
 def main() -> None:
@@ -131,14 +158,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here and into docs/architecture.md")
     options = parser.parse_args()
     rows = []
-    print(f"{'documents':>10} {'shards':>7}  {'step':<10} {'wall s':>7} {'CPU s':>7} {'MiB':>6}")
+    print(f"{'documents':>10} {'shards':>7}  {'step':<12} {'wall s':>7} {'CPU s':>7} {'MiB':>6}")
     for number in options.documents:
         figures = measure_one(number)
         rows.append(figures)
-        for step in STEPS:
+        for step in (step for step in STEPS if step in figures):
             one = figures[step]
             print(
-                f"{number:>10} {figures['shards']:>7}  {step:<10} "
+                f"{number:>10} {figures['shards']:>7}  {step:<12} "
                 f"{one['wall_s']:>7} {one['cpu_s']:>7} {one['peak_mib']:>6}",
                 flush=True,
             )

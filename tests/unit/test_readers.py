@@ -63,10 +63,14 @@ def test_tasks_may_be_added_while_running() -> None:
 
 
 def test_no_reader_is_left_behind() -> None:
+    before = _children()
     run(["a", "crash", "hang"], deadline=1)
-    children = [pid for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == os.getpid()]
-    names = [Path(f"/proc/{pid}/cmdline").read_text() for pid in children]
-    assert not [name for name in names if "spawn_main" in name]
+    left = [Path(f"/proc/{pid}/cmdline").read_text() for pid in _children() - before]
+    assert not [command for command in left if "spawn_main" in command]
+
+
+def _children() -> set[str]:
+    return {pid for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == os.getpid()}
 
 
 def _parent(pid: str) -> int:

@@ -33,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
         for line in str(error).splitlines():
             print(f"pdfquarry {options.step}: {line}", file=sys.stderr)
         return error.code
+    except KeyboardInterrupt:
+        return 130  # as a shell says it; what is finished is in the journal
     return 0
 
 

@@ -107,7 +107,8 @@ def _text(documents: pandas.DataFrame, counts: dict[str, int], found: int, throu
 
 
 def _cell(text: object) -> str:
-    return str(text).replace("|", "\\|")
+    """Return a text as a cell: a path is data, and neither a table's border nor HTML."""
+    return str(text).replace("|", "\\|").replace("<", "&lt;")
 
 
 def closing_words(results: Results) -> str:
