@@ -32,6 +32,7 @@ def test_a_run_stands_where_its_shards_stand(tmp_path: Path) -> None:
 def test_the_line_gives_the_rate_now_and_over_all_and_the_time_left(tmp_path: Path) -> None:
     display = Display(Results(tmp_path), 1)
     at = lambda pages: Standing((0, 2), (1, 9), (pages, 1000), 0)  # noqa: E731
+    assert "unknown left" in display.line(at(0), 50.0)
     assert "unknown left" in display.line(at(0), 100.0)
     assert "100/1000 pages, 10.0 pages/s now, 10.0 over all, 1:30 left" in display.line(at(100), 110.0)
     assert "20.0 pages/s now, 15.0 over all, 0:47 left" in display.line(at(300), 120.0)

@@ -228,7 +228,7 @@ def test_a_changed_environment_is_proven_again_and_redoes_nothing_else(tmp_path:
     text_pdf(project.corpus / "a.pdf", "A")
     assert project.run().code == 0
     module = repository / "workflow/pdfquarry/environment.py"
-    module.write_text(module.read_text().replace('"pebble", ', '"pebble", "filelock", '))
+    module.write_text(module.read_text().replace('"pebble",', '"pebble", "filelock",'))
     ended = project.run()
     assert (ended.code, ended.rules, ended.extracted) == (0, ["environment"], 0), ended.text
     assert "Nothing to be done" in project.run().text

@@ -86,9 +86,10 @@ class Display:
                 out.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     def line(self, now: Standing, at: float) -> str:
-        """Return the line for a standing at ``at`` (seconds of a clock); rates count from the first call on."""
+        """Return the line for a standing at ``at`` (seconds of a clock); rates count from the first page on."""
         pages, total = now.pages
-        self._first = self._first or (at, pages)
+        if self._first is None or pages == self._first[1]:
+            self._first = (at, pages)
         rate = _rate(self._first, (at, pages))
         recent = _rate(self._last or self._first, (at, pages))
         self._last = (at, pages)
