@@ -43,6 +43,18 @@ def test_an_empty_page_is_blank(tmp_path: Path) -> None:
     assert canvas_page(tmp_path / "a.pdf", lambda canvas: None) == [Source.BLANK]
 
 
+def test_a_word_of_ink_is_no_blank_page_even_on_a_poster(tmp_path: Path) -> None:
+    def outline(canvas: Canvas, size: float = 40) -> None:
+        for letter in range(6):
+            canvas.rect(1000 + letter * size, 2000, size / 2, size, stroke=1, fill=0)
+
+    canvas = Canvas(str(tmp_path / "a.pdf"), pagesize=(5000, 5000))
+    canvas.setLineWidth(4)
+    outline(canvas)
+    canvas.save()
+    assert sources(tmp_path / "a.pdf") == [Source.PICTURE]
+
+
 def test_a_page_of_tinted_paper_is_blank(tmp_path: Path) -> None:
     def tint(canvas: Canvas) -> None:
         canvas.setFillGray(0.7)
