@@ -56,7 +56,7 @@ def _yaml(value: Any) -> str:
     """Return a default as YAML; JSON is YAML, and plain words need no quotes."""
     if isinstance(value, list):
         return f"[{', '.join(map(_yaml, value))}]"
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def keys_table() -> str:

@@ -93,10 +93,11 @@ def test_a_corpus_that_is_not_there_is_told_in_a_line(project: Project) -> None:
     assert "corpus: /no/such/folder: no such file or folder" in ended.text and "exit code 3" in ended.text
 
 
-def test_an_architecture_without_an_engine_is_refused_by_name(project: Project) -> None:
+def test_a_gpu_that_is_not_there_is_refused_by_name(project: Project) -> None:
     text_pdf(project.corpus / "a.pdf", "A")
     ended = project.run(arch="gfx1100")
-    assert ended.code == 1 and "arch: gfx1100 was asked for" in ended.text and "Traceback" not in ended.text
+    assert ended.code == 1 and "arch: gfx1100 was asked for, and this machine has" in ended.text
+    assert "Traceback" not in ended.text and not (project.results / "environment.json").exists()
 
 
 def test_strict_ends_with_an_error_after_all_is_written(project: Project) -> None:

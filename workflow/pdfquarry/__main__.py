@@ -43,8 +43,7 @@ def _run(step: str, results: Results, settings: Settings, options: argparse.Name
     if step == "environment":
         from pdfquarry.environment import environment
 
-        environment(results, settings)
-        return "the embedded engine works"
+        return f"the embedded engine works; arch {environment(results, settings)}"
     if step == "plan":
         from pdfquarry.plan import plan
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import shutil
+import subprocess
 import sys
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-from pdfquarry import __version__, files
+from pdfquarry import __version__, files, gpus
 from pdfquarry.errors import EnvironmentFault
+from pdfquarry.gpus import Gpu
 from pdfquarry.results import Results
 from pdfquarry.settings import Settings
 
@@ -22,6 +30,8 @@ PACKAGES = (
     "pyarrow",
     "pydantic",
 )
+# What work on GPUs needs, in the interpreter that is named for it.
+GPU_PACKAGES = ("torch", "triton", "vllm", "mineru", "mineru-vl-utils", "doclayout-yolo")
 _PROOF = "Quarry stone 1234"
 
 
@@ -37,33 +47,92 @@ def _version(name: str) -> str:
         return ""
 
 
-def environment(results: Results, settings: Settings) -> None:
-    """Prove the embedded engine and write environment.json.
+def environment(results: Results, settings: Settings) -> str:
+    """Look at the machine, prove the embedded engine, write environment.json and environment.md; return the arch.
 
-    Raises EnvironmentFault when a package is missing, when the engine can't read a page that it is given, or when the
-    settings name a GPU architecture, since the engines for GPUs are not part of this version.
+    Raises EnvironmentFault: a package is missing, GPU masks contradict, the GPU that was asked for isn't there, the
+    interpreter for GPUs doesn't run, or the engine can't read a page that it is given.
     """
-    if settings.arch not in ("auto", "cpu"):
-        raise EnvironmentFault(
-            f"arch: {settings.arch} was asked for, and this version has no engine for GPUs yet; "
-            "use arch=auto or arch=cpu for the embedded engine"
-        )
     missing = [name for name, found in versions().items() if not found]
     if missing:
         raise EnvironmentFault(f"not installed: {', '.join(missing)}; run: {sys.executable} -m pip install .")
+    report = inspect(settings.environment.python or sys.executable)
+    found = gpus.find(report["torch"]) if settings.arch != "cpu" else []
+    problems = list(gpus.mask_problems(os.environ)) if found else []
+    if problems:
+        raise EnvironmentFault("\n".join(problems))
+    arch = choose_arch(settings.arch, found)
     prove(settings)
-    files.write_json(
-        results.root / "environment.json",
-        {
-            "pdfquarry": __version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "machine": platform.machine(),
-            "arch": "cpu",
-            "engine": settings.engine,
-            "packages": versions(),
-        },
-    )
+    state = {
+        "pdfquarry": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "free_disk_mb": shutil.disk_usage(results.root).free // 2**20,
+        "arch": arch,
+        "engine": settings.engine,
+        "gpus": [asdict(gpu) for gpu in found],
+        "masks": {name: os.environ[name] for name in gpus.MASKS if name in os.environ},
+        "packages": versions(),
+        "gpu_python": report,
+    }
+    files.write_json(results.root / "environment.json", state)
+    files.write(results.root / "environment.md", readable(state, found))
+    return arch
+
+
+def inspect(python: str) -> dict[str, Any]:
+    """Return what ``inspect_python`` says of an interpreter. Raises EnvironmentFault when that doesn't run."""
+    script = Path(__file__).with_name("inspect_python.py")
+    try:
+        ended = subprocess.run([python, script, *GPU_PACKAGES], capture_output=True, text=True, timeout=300)
+        report: dict[str, Any] = json.loads(ended.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentFault(f"environment.python: {python} does not run ({type(error).__name__})") from error
+    return report
+
+
+def choose_arch(asked: str, found: list[Gpu]) -> str:
+    """Return the architecture to work on: the one asked for, or that of the most memory, or cpu.
+
+    Raises EnvironmentFault, naming both, when what is asked for is not what is there.
+    """
+    if asked == "cpu":
+        return "cpu"
+    there = sorted({gpu.arch for gpu in found})
+    if asked == "auto":
+        memory = {arch: sum(gpu.memory_mb for gpu in gpus.usable(found) if gpu.arch == arch) for arch in there}
+        return max(memory, key=lambda arch: (memory[arch], arch), default="cpu")
+    if asked not in there:
+        has = f"has {', '.join(there)}" if there else "has no GPU that any tool names"
+        raise EnvironmentFault(f"arch: {asked} was asked for, and this machine {has}; use arch=auto or arch=cpu")
+    return asked
+
+
+def readable(state: dict[str, Any], found: list[Gpu]) -> str:
+    """Return the environment for a person, as Markdown."""
+    lines = ["# Environment", "", "| | |", "| --- | --- |"]
+    for key in ("pdfquarry", "python", "platform", "cores", "free_disk_mb", "arch", "engine"):
+        lines.append(f"| {key} | {state[key]} |")
+    lines += ["", "The embedded engine read its test page through the text layer and through the picture."]
+    lines += ["", "## GPUs", ""]
+    if found:
+        lines += [
+            "| index | arch | name | memory MiB | free MiB | told by | |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+    for gpu in found:
+        note = "part of the CPU" if gpu.integrated else ""
+        free = "" if gpu.free_mb is None else gpu.free_mb
+        lines.append(f"| {gpu.index} | {gpu.arch} | {gpu.name} | {gpu.memory_mb} | {free} | {gpu.source} | {note} |")
+    if len({gpu.arch for gpu in found}) > 1:
+        lines.append("\nThe GPUs are of different kinds: vLLM since 0.16 takes the first for the kind of all.")
+    if not found:
+        lines.append("None was found, or none was looked for (`arch: cpu`).")
+    lines += ["", "## Packages", "", "| package | version | location |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {found_version} | |" for name, found_version in state["packages"].items()]
+    lines += [f"| {name} | {p['version']} | {p['location']} |" for name, p in state["gpu_python"]["packages"].items()]
+    return "\n".join(lines) + "\n"
 
 
 def prove(settings: Settings) -> None:

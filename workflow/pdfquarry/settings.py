@@ -65,6 +65,15 @@ class Limits(Section):
     )
 
 
+class EnvironmentSettings(Section):
+    """What the work on GPUs runs in."""
+
+    python: str = Field(
+        default="",
+        description="The Python for work on GPUs, e.g. that of a ROCm container; empty takes the one of Snakemake.",
+    )
+
+
 class Settings(Section):
     """All settings of a run."""
 
@@ -77,8 +86,12 @@ class Settings(Section):
     results: str = Field(default="results", min_length=1, description="The folder for all that the workflow writes.")
     arch: str = Field(
         default="auto",
-        pattern=r"^(auto|cpu|gfx[0-9a-f]{3,4})$",
-        description="The GPU architecture that you expect, e.g. gfx1100; auto takes what is there; cpu uses no GPU.",
+        pattern=r"^(auto|cpu|gfx[0-9a-f]{3,4}|sm_[0-9]{2,3})$",
+        description="The GPU architecture that you expect, e.g. gfx1100 or sm_90: another card is an error. auto takes "
+        "what is there; cpu looks at no GPU.",
+    )
+    environment: EnvironmentSettings = Field(
+        default_factory=EnvironmentSettings, description="What the work on GPUs runs in."
     )
     engine: Literal["embedded"] = Field(
         default="embedded",

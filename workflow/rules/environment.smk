@@ -1,6 +1,7 @@
 rule environment:
     output:
         f"{RESULTS}/environment.json",
+        f"{RESULTS}/environment.md",
     log:
         f"{RESULTS}/logs/environment.log",
     localrule: True
@@ -10,5 +11,6 @@ rule environment:
         results=RUN.results.root,
         packages=RUN.versions,
         arch=SETTINGS.arch,
+        gpu_python=SETTINGS.environment.python,
     shell:
         'exec "$QUARRY_PYTHON" -m pdfquarry environment --results {params.results:q} > {log:q} 2>&1'
