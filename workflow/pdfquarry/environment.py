@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pdfquarry import __version__, files, gpus
+from pdfquarry.arch import job_variables
+from pdfquarry.arch import load as load_arch
 from pdfquarry.errors import EnvironmentFault
 from pdfquarry.gpus import Gpu
 from pdfquarry.results import Results
@@ -75,6 +77,8 @@ def environment(results: Results, settings: Settings) -> str:
         "masks": {name: os.environ[name] for name in gpus.MASKS if name in os.environ},
         "packages": versions(),
         "gpu_python": report,
+        "variables": job_variables(arch, settings.environment.variables, os.environ),
+        "engine_arguments": {name: one.value for name, one in load_arch(arch).engine.items()},
     }
     files.write_json(results.root / "environment.json", state)
     files.write(results.root / "environment.md", readable(state, found))
@@ -129,6 +133,10 @@ def readable(state: dict[str, Any], found: list[Gpu]) -> str:
         lines.append("\nThe GPUs are of different kinds: vLLM since 0.16 takes the first for the kind of all.")
     if not found:
         lines.append("None was found, or none was looked for (`arch: cpu`).")
+    known = state["variables"] | state["engine_arguments"]
+    if known:
+        lines += ["", "## Settings for work on GPUs", "", "| setting | value |", "| --- | --- |"]
+        lines += [f"| {name} | {value} |" for name, value in known.items()]
     lines += ["", "## Packages", "", "| package | version | location |", "| --- | --- | --- |"]
     lines += [f"| {name} | {found_version} | |" for name, found_version in state["packages"].items()]
     lines += [f"| {name} | {p['version']} | {p['location']} |" for name, p in state["gpu_python"]["packages"].items()]

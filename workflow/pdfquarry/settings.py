@@ -72,6 +72,10 @@ class EnvironmentSettings(Section):
         default="",
         description="The Python for work on GPUs, e.g. that of a ROCm container; empty takes the one of Snakemake.",
     )
+    variables: dict[str, str] = Field(
+        default={},
+        description="Environment variables for work on GPUs; they win over those of config/arch/<arch>.yaml.",
+    )
 
 
 class Settings(Section):

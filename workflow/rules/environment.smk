@@ -11,6 +11,6 @@ rule environment:
         results=RUN.results.root,
         packages=RUN.versions,
         arch=SETTINGS.arch,
-        gpu_python=SETTINGS.environment.python,
+        gpu=SETTINGS.environment.model_dump(),
     shell:
         'exec "$QUARRY_PYTHON" -m pdfquarry environment --results {params.results:q} > {log:q} 2>&1'
