@@ -163,6 +163,25 @@ def test_a_killed_run_goes_on_where_it_was(project: Project) -> None:
     assert undisturbed.tree() == project.tree()
 
 
+def test_ctrl_c_ends_within_seconds_and_loses_no_finished_document(project: Project) -> None:
+    for number in range(4):
+        text_pdf(project.corpus / f"{number}.pdf", f"Document {number}")
+    form_bomb(project.corpus / "bomb.pdf", "Bomb")
+    run = project.start()
+    deadline = time.monotonic() + 120
+    while project.journal() < 4 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(timeout=30) != 0
+    while _workers(project.folder) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    said = (project.folder / "out").read_text()
+    assert not _workers(project.folder) and "Traceback" not in said, said
+    ended = project.run(limits="{page_seconds: 6}")
+    assert ended.code == 0 and project.states()["0.pdf"] == "done"
+    assert ended.extracted == 1, "a finished document was read again"
+
+
 def test_killing_snakemake_alone_leaves_no_job_at_work(project: Project) -> None:
     form_bomb(project.corpus / "bomb.pdf", "Bomb")
     run = project.start()

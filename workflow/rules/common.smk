@@ -60,7 +60,8 @@ def final_outputs():
 
 def start_run():
     try:
-        print(*RUN.start(), sep="\n", end="", file=sys.stderr)
+        for line in RUN.start():
+            print(line, file=sys.stderr)
     except QuarryError as error:
         raise WorkflowError(f"exit code {error.code}\n{error}") from None
 
