@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from pdfquarry.errors import ConfigurationError, QuarryError
+from pdfquarry.errors import ConfigurationError, EnvironmentFault, QuarryError
 from pdfquarry.results import Results
 from pdfquarry.settings import Settings, load
 
@@ -18,11 +18,16 @@ from pdfquarry.settings import Settings, load
 def main(arguments: list[str] | None = None) -> int:
     """Run one step and return the exit code."""
     parser = argparse.ArgumentParser(prog="pdfquarry", description="The steps of the PDF Quarry workflow.")
-    parser.add_argument("step", choices=["environment", "plan", "extract", "publish", "summarize", "check"])
-    parser.add_argument("--results", type=Path, required=True, help="the results folder of the run")
+    parser.add_argument("step", choices=["environment", "plan", "extract", "publish", "summarize", "check", "patches"])
+    parser.add_argument("--results", type=Path, help="the results folder of the run")
     parser.add_argument("--shard", help="the shard to extract")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="processes to use")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="patches: write them as diffs for the files")
     options = parser.parse_args(arguments)
+    if options.step == "patches":
+        return patches(options.write)
+    if not options.results:
+        parser.error(f"{options.step} needs --results")
     if options.step == "extract" and not options.shard:
         parser.error("extract needs --shard")
     _die_with_parent()
@@ -35,6 +40,24 @@ def main(arguments: list[str] | None = None) -> int:
         return error.code
     except KeyboardInterrupt:
         return 130  # as a shell says it; what is finished is in the journal
+    return 0
+
+
+def patches(folder: Path | None) -> int:
+    """List the patches for GPU work: needed here, active, why; or write them as diffs into ``folder``."""
+    from pdfquarry_kernels.patches import list_patches, write_guide_patch
+
+    if folder is None:
+        for patch in list_patches():
+            needed = {True: "needed", False: "not needed", None: "unknown"}[patch.needed]
+            print(f"{patch.name}: {needed}, {'active' if patch.active else 'not active'}: {patch.why}")
+        return 0
+    try:
+        for path in write_guide_patch(folder):
+            print(path)
+    except (ValueError, OSError) as error:
+        print(f"pdfquarry patches: {error}", file=sys.stderr)
+        return EnvironmentFault.code
     return 0
 
 
