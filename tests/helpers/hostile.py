@@ -33,3 +33,13 @@ def act(task: str, beat: Beat) -> str:
     if task == "raise":
         raise ValueError("a bug")
     return f"{task} done"
+
+
+def fail_to_prepare() -> None:
+    """An engine that is not installed right."""
+    raise ImportError("no engine here")
+
+
+def die_preparing() -> None:
+    """An engine whose native library kills the process that loads it."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import hostile
+from pdfquarry.errors import EnvironmentFault
 from pdfquarry.readers import Death, Readers
 from pdfquarry.records import Reason
 
@@ -78,3 +80,9 @@ def _parent(pid: str) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     except OSError:
         return 0
+
+
+@pytest.mark.parametrize("prepare", [hostile.fail_to_prepare, hostile.die_preparing])
+def test_an_engine_that_does_not_load_ends_the_job_and_fails_no_document(prepare: Callable[[], None]) -> None:
+    with pytest.raises(EnvironmentFault, match="reader processes do not start"):
+        list(Readers(hostile.act, 2, 30, 512, prepare).run(["a", "b"]))
