@@ -33,9 +33,10 @@ def assemble(pages: Pages, folder: Path) -> int:
                 pages.records[index].reason = Reason.ENGINE_REJECTED
         result, markdown, content = _render(_blocks(pages))
     items = content_list(content)
-    for record in pages.records:
+    for item in items:
+        record = pages.records[item["page_idx"]]
         if not record.reason:
-            record.characters = sum(_characters(item) for item in items if item["page_idx"] == record.page - 1)
+            record.characters += _characters(item)
     written = markdown.write(folder / MARKDOWN, overwrite=True)
     (folder / CONTENT_LIST).write_text(json.dumps(items, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     (folder / MIDDLE_JSON).write_text(result.middle_json.to_json(indent=None) + "\n", encoding="utf-8")
