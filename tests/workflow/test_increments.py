@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Project
 
 from pdfs import text_pdf
+from project import ROOT, Project
 
 PLANNED = ["plan", "publish", "summarize"]
 EXTRACTED = ["extract", *PLANNED]

@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 import pandas
 import pytest
-from conftest import Project
 
 from pdfs import form_bomb, text_pdf
+from project import Project
 from samples import CORPUS, TRUTH, likeness
 
 
