@@ -93,6 +93,22 @@ def test_a_link_planted_in_the_tree_leads_nowhere(tree: Tree, tmp_path: Path) ->
     assert (outside / "a.md").read_text() == "precious" and not published.is_symlink()
 
 
+def test_folders_that_are_links_are_replaced_and_what_they_lead_to_is_left(tree: Tree, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("precious")
+    tree.publish()
+    there = tree.files()
+    folders = tree.results.markdown / "c"
+    for name in ("a.pdf", "sub"):
+        (folders / name).rename(tmp_path / f"moved-{name}")
+        (folders / name).symlink_to(outside)
+    (folders / "z.pdf/images").symlink_to(outside)
+    tree.publish()
+    assert tree.files() == there and not [path for path in tree.results.markdown.rglob("*") if path.is_symlink()]
+    assert [path.name for path in outside.iterdir()] == ["precious"]
+
+
 def test_the_table_has_a_row_for_each_file_with_its_types(tree: Tree) -> None:
     tree.publish([*FORMATS, "jsonl"])
     table = pandas.read_parquet(tree.results.root / "documents.parquet")

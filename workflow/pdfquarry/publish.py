@@ -72,7 +72,7 @@ def publish(results: Results, output: str, formats: list[str]) -> Published:
             folder = results.markdown / names.document_folder(tree)
             wanted.add(folder)
             markdown = f"{names.document_stem(tree)}.md"
-            written += _link(store.folder(record.digest), folder, markdown, formats)
+            written += _link(store.folder(record.digest), results.markdown, folder, markdown, formats)
             if "markdown" in formats:
                 row["markdown"] = str((folder / markdown).relative_to(results.root))
         rows.append(row)
@@ -120,8 +120,8 @@ def documents(results: Results) -> Iterator[tuple[str, dict[str, Any], DocumentR
         yield names.unescape(tree), row, record
 
 
-def _link(source: Path, folder: Path, markdown: str, formats: list[str]) -> bool:
-    """Make ``folder`` hold a document's files of ``formats`` and nothing else of ours; return whether it changed."""
+def _link(source: Path, tree: Path, folder: Path, markdown: str, formats: list[str]) -> bool:
+    """Make ``folder``, below ``tree``, hold a document's files of ``formats`` and nothing else of ours; say if it changed."""
     wanted: dict[PurePosixPath, Path] = {PurePosixPath(RECORD): source / RECORD}
     pictures = sorted((source / IMAGES).iterdir()) if (source / IMAGES).is_dir() else []
     wanted |= {PurePosixPath(IMAGES, picture.name): picture for picture in pictures}
@@ -132,6 +132,7 @@ def _link(source: Path, folder: Path, markdown: str, formats: list[str]) -> bool
     if "middle_json" in formats:
         wanted[PurePosixPath(MIDDLE_JSON)] = source / MIDDLE_JSON
     try:
+        _remove_links(folder / IMAGES, stop=tree)
         there = {PurePosixPath(path.relative_to(folder)) for path in _own_files(folder)}
         if there == set(wanted) and all(_same(original, folder / name) for name, original in wanted.items()):
             return False
@@ -146,10 +147,18 @@ def _link(source: Path, folder: Path, markdown: str, formats: list[str]) -> bool
     return True
 
 
+def _remove_links(folder: Path, stop: Path) -> None:
+    """Remove links to folders on the way from ``stop`` to ``folder``: what is published stays below ``stop``."""
+    while folder != stop:
+        if folder.is_symlink():
+            folder.unlink()
+        folder = folder.parent
+
+
 def _own_files(folder: Path) -> Iterator[Path]:
     """Yield the files that publishing puts into a document's folder: those in it and in its images."""
     for inner in (folder, folder / IMAGES):
-        if inner.is_dir():
+        if inner.is_dir() and not inner.is_symlink():
             yield from (path for path in inner.iterdir() if path.is_symlink() or path.is_file())
 
 
@@ -183,7 +192,7 @@ def _remove_others(tree: Path, wanted: set[Path]) -> int:
         if _MARK in inside and path not in wanted:
             for file in list(_own_files(path)):
                 file.unlink()
-            if (path / IMAGES).is_dir():
+            if (path / IMAGES).is_dir() and not (path / IMAGES).is_symlink():
                 (path / IMAGES).rmdir()
             removed += 1
         if path != tree and not any(path.iterdir()):
