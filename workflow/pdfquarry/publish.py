@@ -121,7 +121,7 @@ def documents(results: Results) -> Iterator[tuple[str, dict[str, Any], DocumentR
 
 
 def _link(source: Path, tree: Path, folder: Path, markdown: str, formats: list[str]) -> bool:
-    """Make ``folder``, below ``tree``, hold a document's files of ``formats`` and no others; return whether it changed."""
+    """Make ``folder``, below ``tree``, hold a document's files of ``formats`` only; return whether it changed."""
     wanted: dict[PurePosixPath, Path] = {PurePosixPath(RECORD): source / RECORD}
     pictures = sorted((source / IMAGES).iterdir()) if (source / IMAGES).is_dir() else []
     wanted |= {PurePosixPath(IMAGES, picture.name): picture for picture in pictures}
