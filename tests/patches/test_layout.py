@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from vllm_releases import installed
 
-from pdfquarry_kernels import arming, patches
+from pdfquarry_kernels import arming, patches, vllm_plugin
 
 # What doclayout-yolo 0.0.4 imports, beside torch.
 NEEDED = (
@@ -101,9 +102,12 @@ def test_a_vllm_that_cannot_be_asked_is_listed_as_unknown(tmp_path: Path, monkey
     (tmp_path / "vllm/__init__.py").write_text("raise ImportError('libcuda.so.1 is missing')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    patch = patches._vllm_patch()
-    assert patch.needed is None and "libcuda.so.1 is missing" in patch.why
-    assert not patch.active and "not installed in this environment" in patch.why
+    plugin = importlib.metadata.EntryPoint("pdfquarry", f"{vllm_plugin.__name__}:register", "vllm.general_plugins")
+    for points, told in (([plugin], ""), ([], "not installed in this environment")):
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group, found=points: found)
+        patch = patches._vllm_patch()
+        assert patch.needed is None and "libcuda.so.1 is missing" in patch.why
+        assert patch.active == bool(points) and told in patch.why
 
 
 def test_a_guide_patch_without_a_known_form_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
