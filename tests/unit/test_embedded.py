@@ -103,6 +103,7 @@ def test_a_page_that_docvortex_refuses_costs_itself_only(tmp_path: Path, monkeyp
     monkeypatch.setattr(embedded, "blocks_of", refuse)
     pages = read(text_pdf(tmp_path / "t.pdf", "Refused", 3).read_bytes(), tmp_path)
     assert [record.reason for record in pages.records] == [None, Reason.ENGINE_REJECTED, None]
+    assert [record.engine for record in pages.records] == ["docvortex", "none", "docvortex"]
     assert "[3.10]" in markdown(pages, tmp_path)
 
 

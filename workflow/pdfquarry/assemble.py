@@ -30,7 +30,8 @@ def assemble(pages: Pages, folder: Path) -> int:
             try:
                 _render([pages.blocks[index] or []])
             except ValueError:
-                pages.records[index].reason = Reason.ENGINE_REJECTED
+                record = pages.records[index]
+                record.reason, record.engine = Reason.ENGINE_REJECTED, "none"
         result, markdown, content = _render(_blocks(pages))
     items = content_list(content)
     for item in items:

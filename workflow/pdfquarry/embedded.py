@@ -160,7 +160,8 @@ class EmbeddedEngine:
         except Exception:  # whatever a hostile page makes the library raise
             pages.stages["analyze"] += time.perf_counter() - started
             if len(window) == 1:
-                pages.records[window[0]].reason = Reason.ENGINE_REJECTED
+                record = pages.records[window[0]]
+                record.reason, record.engine = Reason.ENGINE_REJECTED, "none"
                 return
             for index in window:
                 self._analyze(document, data, [index], stand_ins, pages)

@@ -31,8 +31,8 @@ T = TypeVar("T")
 DOCUMENTS_PER_READER = 500
 # What a reader exits with when Python could not get memory; 128 + SIGKILL, as the kernel's own killer gives.
 OUT_OF_MEMORY = 137
-# Doubles in a slot of the shared array: time of the beat, stage, first page, last page, pages done, pages in all.
-_FIELDS = 6
+# Doubles in a slot of the shared array: time of the beat, stage, first page, last page, pages done.
+_FIELDS = 5
 
 _beats: Any = None
 
@@ -46,7 +46,6 @@ class Progress:
     first: int
     last: int
     done: int
-    pages: int
 
 
 class Beat:
@@ -55,9 +54,9 @@ class Beat:
     def __init__(self, slot: int) -> None:
         self._base = slot * _FIELDS
 
-    def __call__(self, stage: int, first: int = -1, last: int = -1, done: int = 0, pages: int = 0) -> None:
-        """Begin ``stage`` on the pages ``first`` to ``last``, with ``done`` of ``pages`` finished."""
-        _beats[self._base : self._base + _FIELDS] = [time.monotonic(), stage, first, last, done, pages]
+    def __call__(self, stage: int, first: int = -1, last: int = -1, done: int = 0) -> None:
+        """Begin ``stage`` on the pages ``first`` to ``last``, with ``done`` pages finished."""
+        _beats[self._base : self._base + _FIELDS] = [time.monotonic(), stage, first, last, done]
 
 
 @dataclass(frozen=True, slots=True)
