@@ -80,7 +80,7 @@ BUILT_IN: tuple[Entry, ...] = (
 
 
 def user_directory() -> Path:
-    """Where the tuning script writes by default: ``$XDG_CACHE_HOME/pdf-quarry/kernels``."""
+    """Where tuning writes by default: ``$XDG_CACHE_HOME/pdf-quarry/kernels``."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "pdf-quarry" / "kernels"
 
@@ -89,6 +89,15 @@ def directories() -> list[Path]:
     """The directories to look in, first one first: override, the user's cache, shipped."""
     override = os.environ.get(OVERRIDE_VARIABLE)
     return ([Path(override)] if override else []) + [user_directory(), SHIPPED]
+
+
+def measured(arch: str) -> Path | None:
+    """The file that holds what was measured on a card of this very architecture; None where nobody has tuned one."""
+    for directory in directories():
+        path = directory / f"{arch}.json"
+        if path.is_file() and load(path)["evidence"] == "measured":
+            return path
+    return None
 
 
 def family(arch: str) -> str:

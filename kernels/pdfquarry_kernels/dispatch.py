@@ -37,6 +37,23 @@ def arch_of(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+def take_device(arch: str) -> torch.device:
+    """The first device of an architecture, made torch's current one; ``cpu`` is one, and "" takes the current GPU.
+
+    Raises:
+        ValueError: torch sees no such device.
+    """
+    if arch == "cpu":
+        return torch.device("cpu")
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    first = torch.cuda.current_device() if devices and not arch else 0
+    fitting = [device for device in devices[first:] if arch in ("", arch_of(device))]
+    if not fitting:
+        raise ValueError(f"arch: torch sees no {arch or 'GPU'} here, only {[arch_of(d) for d in devices] or 'the CPU'}")
+    torch.cuda.set_device(fitting[0])
+    return fitting[0]
+
+
 @lru_cache(maxsize=1024)
 def _choose(op: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Choice:
     if op == "patch_embed":

@@ -13,6 +13,7 @@ from pdfquarry_kernels.dispatch import DTYPES
 from pdfquarry_kernels.search import Case
 from pdfquarry_kernels.timing import device_us
 
+TOLERANCE = {"bf16": 2e-2, "fp16": 3e-3, "fp32": 1e-5}  # of the norm, against float64
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
@@ -21,7 +22,7 @@ def random_block(
     ksize: int,
     dilations: tuple[int, int, int],
     dtype: torch.dtype,
-    device: str,
+    device: torch.device | str,
     seed: int = 0,
 ) -> BlockWeights:
     """A dilated block with random weights that keep activations near unit size."""
@@ -67,29 +68,30 @@ DILATIONS = {5: (1, 2, 3), 3: (1, 3, 5)}  # of DocLayout-YOLO's two kinds of blo
 
 
 class Problem:
-    """One case's tensors on the GPU.
+    """One case's tensors on the GPU, or on the CPU for tests.
 
     Args:
         case: what to run. Images are channels_last, as torch's 16-bit convolutions want them, and
             NCHW for float32, where those are faster so.
+        device: where; ``us`` and what rests on it need a GPU.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, device: torch.device | str = "cuda") -> None:
         dtype = TORCH_DTYPES[case.dtype]
         self.case = case
         if case.op == "patch_embed":
             m, n, k = case.shape
             self.ours = "triton_gemm"
             self.rivals: tuple[str, ...] = ("linear", "linear_aligned")
-            self.x = torch.randn(m, k, device="cuda", dtype=dtype)
-            self.weight = torch.randn(n, 3, 2, 14, k // 84, device="cuda", dtype=dtype) * 0.03
+            self.x = torch.randn(m, k, device=device, dtype=dtype)
+            self.weight = torch.randn(n, 3, 2, 14, k // 84, device=device, dtype=dtype) * 0.03
         else:
             images, c, h, w, ksize = case.shape
             self.ours, self.rivals = "triton", ("native", "phase_split", "unfold_gemm")
-            self.x = torch.randn(images, c, h, w, device="cuda", dtype=dtype)
+            self.x = torch.randn(images, c, h, w, device=device, dtype=dtype)
             if case.dtype != "fp32":
                 self.x = self.x.contiguous(memory_format=torch.channels_last)
-            self.block = random_block(c, ksize, DILATIONS[ksize], dtype, "cuda")
+            self.block = random_block(c, ksize, DILATIONS[ksize], dtype, device)
         torch.backends.cudnn.benchmark = True
 
     def call(self, implementation: str, config: Any = None) -> Callable[[], torch.Tensor]:

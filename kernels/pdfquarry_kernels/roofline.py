@@ -4,12 +4,16 @@ It ranks configurations and tells whether one is near what the card can do at al
 clock throttling, cache misses, bank conflicts or issue gaps: never read it as a measurement.
 """
 
+from __future__ import annotations
+
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pdfquarry_kernels import configs
-from pdfquarry_kernels.aot import Compiled
-from pdfquarry_kernels.launches import Work
+
+if TYPE_CHECKING:  # the peaks are of use without triton too, which these need
+    from pdfquarry_kernels.aot import Compiled
+    from pdfquarry_kernels.launches import Work
 
 
 class Card(NamedTuple):

@@ -8,9 +8,11 @@ Conv3d the forward is ours. ``.proj`` stays, with its 5-D weight, so checkpoints
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,6 +30,8 @@ CLASSES = {
 }
 # A folder: every process in which the plugin is loaded keeps its ``Status`` there, as <process id>.json.
 STATUS_ENV = "PDFQUARRY_PATCHES_STATUS"
+# The process id of an engine process of ours: its children end with it.
+ENGINE_ENV = "PDFQUARRY_ENGINE"
 
 _ORIGINAL = "_pdfquarry_original"  # on a patched class: its own forward
 _OURS = "_pdfquarry_ours"  # on a proj whose Conv3d we replace
@@ -59,12 +63,23 @@ class Status:
 
 def register() -> None:
     """Arm the patches in this process; called by vLLM. May be called again; never raises for what vLLM lacks."""
+    _die_with_parent()
     if mode() == "off":
         return
     for module in CLASSES:
         when_imported(module, _patch_module)
     mineru.arm()  # so that `mineru -b vlm-vllm-async-engine` has it too
     _report()
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end a process that an engine process of ours has started, once its parent is gone.
+
+    vLLM's own children notice the death of their parent late or never, and go on holding the GPU's memory.
+    """
+    engine = os.environ.get(ENGINE_ENV, "")
+    if engine and engine != str(os.getpid()) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def status() -> Status:

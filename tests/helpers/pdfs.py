@@ -93,3 +93,20 @@ def picture_bomb(path: Path, side: int = 30_000) -> Path:
     page[NameObject("/Contents")] = writer._add_object(content)
     writer.write(path)
     return path
+
+
+def signed_pdf(path: Path, title: str, colours: list[str]) -> Path:
+    """Write a PDF of text pages whose top left corners have these colours (``colour_engine``); an empty is white."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas = Canvas(str(path), pagesize=(300, 200), invariant=True)
+    for page, colour in enumerate(colours):
+        if colour:
+            canvas.setFillColor(colour)
+            canvas.rect(0, 180, 20, 20, stroke=0, fill=1)
+            canvas.setFillColor("black")
+        canvas.setFont("Helvetica", 11)
+        for line, sentence in enumerate(SENTENCES):
+            canvas.drawString(30, 150 - 20 * line, f"{title} {page + 1}: {sentence}"[:45])
+        canvas.showPage()
+    canvas.save()
+    return path

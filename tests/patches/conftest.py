@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from vllm_environment import environment as environment
+from vllm_environment import python as python
+
 sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests
 
 from pdfquarry_kernels import arming, vllm_plugin

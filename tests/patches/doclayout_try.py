@@ -7,7 +7,8 @@ import os
 import numpy
 import torch
 
-from pdfquarry_kernels import arming, patches
+from doclayout import declare_torchvision_operators
+from pdfquarry_kernels import arming, patches, subjects
 from pdfquarry_kernels.doclayout import FastDilatedBlock
 
 
@@ -23,11 +24,7 @@ def tensors(value: object) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    # torchvision's Python half asks for operators that its compiled half, missing here, would have declared.
-    library = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(operator + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
+    declare_torchvision_operators()
     patches.apply()
     patches.apply()
     os.environ[arming.PATCHES_ENV] = "auto"
@@ -51,6 +48,8 @@ def main() -> None:
     found["difference"] = max(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in pairs)
     page = numpy.full((160, 128, 3), 255, dtype=numpy.uint8)
     found["predicted"] = len(forced.predict([page], imgsz=128, conf=0.1, device="cpu", verbose=False))
+    profiled = list(subjects.doclayout_yolo(torch.device("cpu"), small=True))
+    found["profiled"] = [f"{subject.model}, {subject.state}" for subject in profiled if subject.forward()]
     found["errors"] = arming.errors()
     print("FOUND", json.dumps(found))
 

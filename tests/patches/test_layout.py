@@ -5,42 +5,24 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_releases import installed
 
+import doclayout
+from fetched import installed
 from pdfquarry_kernels import arming, patches, vllm_plugin
-
-# What doclayout-yolo 0.0.4 imports, beside torch.
-NEEDED = (
-    *("opencv-python-headless", "matplotlib", "pandas", "psutil", "py-cpuinfo", "requests", "tqdm", "pyyaml", "scipy"),
-    *("huggingface-hub", "seaborn"),
-)
 
 
 @pytest.mark.slow
 def test_a_real_doclayout_yolo_has_our_blocks_when_loaded_and_computes_the_same(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    release = torch.__version__.split("+")[0].split(".")
-    vision = f"torchvision==0.{int(release[1]) + 15}.{release[2]}"  # torch 2.n goes with torchvision 0.(n + 15)
-    folders = [installed("doclayout-yolo==0.0.4"), installed(*NEEDED, deps=True), installed(vision)]
-    kernels = Path(patches.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("doclayout_try.py"))],
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(map(str, [kernels, *folders])), "YOLO_CONFIG_DIR": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = doclayout.run(Path(__file__).with_name("doclayout_try.py"), tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("FOUND"))[6:])
     assert found.pop("outputs") > 0 and found.pop("difference") < 1e-5
+    assert found.pop("profiled") == ["DocLayout-YOLO, as written", "DocLayout-YOLO, patched"]
     blocks = 8 if torch.version.hip else 0
     assert found == {"here": blocks, "kind": "doclayout-yolo", "forced": 8, "again": 8, "predicted": 1, "errors": []}
 

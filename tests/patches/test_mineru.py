@@ -9,8 +9,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_releases import installed
+from PIL import Image
 
+from fetched import installed
+from pdfquarry.engine.regions import ABANDON, CLASSES
 from pdfquarry_kernels import arming, guide_patch, mineru
 
 UNGUARDED = ("0.1.11", "0.1.13")
@@ -156,3 +158,28 @@ def test_the_fallback_is_not_armed_when_switched_off(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(arming.PATCHES_ENV, "0")
     mineru.arm()
     assert arming.armed() == ()
+
+
+@pytest.mark.slow
+def test_ready_regions_of_every_type_are_read_but_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(installed(*NEEDED, deps=True)))
+    monkeypatch.syspath_prepend(str(installed("mineru-vl-utils==2.0.7")))
+    importlib.invalidate_caches()
+    client = importlib.import_module("mineru_vl_utils.mineru_client")
+    aside = {"header", "footer", "page_number", "page_footnote", "aside_text"}
+    kinds = sorted({*CLASSES.values(), *aside} - {ABANDON})
+    page = [
+        {"type": kind, "bbox": [0.0, row / 20, 1.0, (row + 1) / 20], "angle": 0, "score": 0.5}
+        for row, kind in enumerate(kinds)
+    ]
+    blocks = client.MinerUClient._coerce_external_layout_blocks(page)
+    switches = ("simple_post_process", "handle_equation_block", "abandon_list", "abandon_paratext")
+    helper = client.MinerUClientHelper(
+        *("transformers", client.DEFAULT_PROMPTS, client.DEFAULT_SAMPLING_PARAMS, (1036, 1036), 28, 50),
+        **dict.fromkeys((*switches, "image_analysis", "debug"), False),
+    )
+    crops, prompts, _, indices = helper.prepare_for_extract(Image.new("RGB", (800, 1000)), blocks)
+    asked = {blocks[index].type: prompt.strip() for index, prompt in zip(indices, prompts, strict=True)}
+    assert len(crops) == len(asked) == len(kinds) - 1 and "image" not in asked
+    assert asked.pop("table") == "Table Recognition:" and asked.pop("equation") == "Formula Recognition:"
+    assert set(asked.values()) == {"Text Recognition:"}

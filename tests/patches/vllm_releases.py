@@ -11,8 +11,6 @@ import ast
 import importlib.util
 import logging
 import os
-import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -24,6 +22,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from fetched import cache, pip
 
 MODELS = {
     "qwen2_vl": "Qwen2VisionPatchEmbed",
@@ -50,25 +50,6 @@ def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
     return folder.name
 """
-
-
-def cache() -> Path:
-    """Where fetched releases are kept; ``PDFQUARRY_TEST_CACHE`` names another folder."""
-    return Path(os.environ.get("PDFQUARRY_TEST_CACHE") or Path.home() / ".cache" / "pdfquarry-tests")
-
-
-def pip(*arguments: str, **environ: str) -> None:
-    """Run pip; a failure fails the test with pip's last lines."""
-    command = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else [shutil.which("pip") or "pip"]
-    done = subprocess.run(
-        [*command, "--disable-pip-version-check", *arguments],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        pytest.fail(f"could not fetch with pip {' '.join(arguments)}: {' | '.join(errors[-3:])[:600]}", pytrace=False)
 
 
 def vllm_source(version: str) -> Path:
@@ -100,17 +81,6 @@ def vllm_source(version: str) -> Path:
                     target.write_bytes(content.read())
         kept.parent.parent.mkdir(parents=True, exist_ok=True)
         os.replace(Path(scratch, "kept"), kept.parent)
-    return kept
-
-
-def installed(*requirements: str, deps: bool = False) -> Path:
-    """A folder with packages installed into it, to be put on ``PYTHONPATH``; made at the first call."""
-    kept = cache() / "-".join(requirements).replace("==", "-")
-    if not kept.is_dir():
-        cache().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache()) as scratch:
-            pip("install", *([] if deps else ["--no-deps"]), "--target", f"{scratch}/kept", *requirements)
-            os.replace(Path(scratch, "kept"), kept)
     return kept
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdfquarry.arch import FOLDER, Known, job_variables, load
+from pdfquarry.arch import FOLDER, Known, job_variables, load, shown
 from pdfquarry.errors import ConfigurationError
 
 SHIPPED = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -71,3 +71,8 @@ def test_a_file_that_can_not_be_used_is_named(tmp_path: Path, text: str) -> None
 def test_a_value_without_a_source_is_refused() -> None:
     with pytest.raises(ValueError):
         Known(value="1", source="")
+
+
+def test_a_key_is_not_written_down() -> None:
+    told = shown({"MINERU_VL_API_KEY": "s3cret", "HF_TOKEN": "t", "HIP_VISIBLE_DEVICES": "0", "ROCR": None})
+    assert told == {"MINERU_VL_API_KEY": "***", "HF_TOKEN": "***", "HIP_VISIBLE_DEVICES": "0", "ROCR": None}

@@ -147,6 +147,7 @@ def test_an_interpreter_that_does_not_run_is_named(python: str) -> None:
 def test_the_environment_reads_well(tmp_path: Path) -> None:
     state = dict.fromkeys(("pdfquarry", "python", "platform", "cores", "free_disk_mb", "arch", "engine"), "x")
     state |= {"packages": {"snakemake": "9"}, "variables": {"A": "1"}, "engine_arguments": {"b": True}}
+    state["proof"] = {"none": "there is no GPU to prove anything on"}
     state["gpu_python"] = {"packages": {"vllm": {"version": "0.20", "location": "/v"}}}
     text = environment.readable(state, [XTX, IGPU])
     assert "| 0 | gfx1100 | Radeon RX 7900 XTX | 24560 |  | rocminfo |  |" in text

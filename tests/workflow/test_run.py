@@ -229,7 +229,7 @@ def test_a_higher_output_version_reads_everything_again(tmp_path: Path, reposito
     text_pdf(project.corpus / "a.pdf", "A")
     assert project.run().extracted == 1
     package = repository / "workflow/pdfquarry/__init__.py"
-    package.write_text(package.read_text().replace("OUTPUT_VERSION = 1", "OUTPUT_VERSION = 2"))
+    package.write_text(package.read_text().replace("OUTPUT_VERSION = ", "OUTPUT_VERSION = 1"))
     ended = project.run()
     assert ended.extracted == 1 and "the output version changed" in ended.text
 

@@ -18,9 +18,10 @@ from pdfquarry.settings import Settings, load
 def main(arguments: list[str] | None = None) -> int:
     """Run one step and return the exit code."""
     parser = argparse.ArgumentParser(prog="pdfquarry", description="The steps of the PDF Quarry workflow.")
-    parser.add_argument("step", choices=["environment", "plan", "extract", "publish", "summarize", "check", "patches"])
+    steps = ["environment", "plan", "layout", "extract", "publish", "summarize", "check", "profile", "patches"]
+    parser.add_argument("step", choices=steps)
     parser.add_argument("--results", type=Path, help="the results folder of the run")
-    parser.add_argument("--shard", help="the shard to extract")
+    parser.add_argument("--shard", help="the shard to work on")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="processes to use")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="patches: write them as diffs for the files")
     options = parser.parse_args(arguments)
@@ -28,8 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         return patches(options.write)
     if not options.results:
         parser.error(f"{options.step} needs --results")
-    if options.step == "extract" and not options.shard:
-        parser.error("extract needs --shard")
+    if options.step in ("layout", "extract") and not options.shard:
+        parser.error(f"{options.step} needs --shard")
     _die_with_parent()
     results = Results(options.results)
     try:
@@ -67,6 +68,10 @@ def _run(step: str, results: Results, settings: Settings, options: argparse.Name
         from pdfquarry.environment import environment
 
         return f"the embedded engine works; arch {environment(results, settings)}"
+    if step == "profile":
+        from pdfquarry.profiling import profile
+
+        return profile(results, settings)
     if step == "plan":
         from pdfquarry.plan import plan
 
@@ -75,6 +80,11 @@ def _run(step: str, results: Results, settings: Settings, options: argparse.Name
             f"{planned.files} files, {planned.opened} opened, {planned.documents} new documents "
             f"in {planned.shards} new shards"
         )
+    if step == "layout":
+        from pdfquarry.layout import layout
+
+        looked = layout(results, options.shard, settings, options.threads)
+        return f"{looked.documents} documents, {looked.looked_at} of them looked at now, in {looked.seconds:.1f} s"
     if step == "extract":
         from pdfquarry.extract import extract
 

@@ -5,6 +5,7 @@ They are data, ``config/arch/<arch>.yaml``; a card without a file takes that of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def load(arch: str, folder: Path = FOLDER) -> ArchSettings:
     except (OSError, yaml.YAMLError, ValidationError) as error:
         first = str(error).splitlines()[0]
         raise ConfigurationError(f"{path}: can't be used: {first}") from error
+
+
+def shown(variables: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return variables as they may be written down: a key, token or password is not told."""
+    secret = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
+    return {name: "***" if value and secret.search(name) else value for name, value in sorted(variables.items())}
 
 
 def job_variables(

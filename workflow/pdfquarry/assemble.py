@@ -57,7 +57,25 @@ def _render(blocks: list[list[Block]]) -> tuple[docvortex.DocumentResult, docvor
     result = docvortex.postprocess_document(model)
     markdown = docvortex.render_artifact(result.middle_json, "markdown", assets=result.assets)
     content = docvortex.render_artifact(result.middle_json, "structured_content", assets=result.assets)
-    return result, markdown, json.loads(content.content)
+    structured = json.loads(content.content)
+    _give_html(structured, result.middle_json.to_dict())
+    return result, markdown, structured
+
+
+def _give_html(structured: dict[str, Any], middle: dict[str, Any]) -> None:
+    """Give tables of structured content, which has simple ones in Markdown, the HTML that MinerU's list has."""
+    bodies = {
+        (page["page_idx"], *block["bbox"]): part["content"]
+        for page in middle["pages"]
+        for block in page["blocks"]
+        if block["type"] == "table"
+        for part in block["content"]
+        if part["type"] == "table_body" and isinstance(part.get("content"), str)
+    }
+    for page in structured["pages"]:
+        for block in page["blocks"]:
+            if block["type"] == "table" and block.get("bbox"):
+                block["content"] = bodies.get((page["page_idx"], *block["bbox"]), block.get("content", ""))
 
 
 def _gap(page: int, reason: str) -> list[Block]:

@@ -29,7 +29,7 @@ from pdfquarry.textlayer import Source, examine
 # page that kills its reader costs the others of its window their comparison at most.
 WINDOW = 64
 # Blocks whose picture is cut out; an image_block becomes an image then.
-_PICTURED = MODEL_JSON_VISUAL_BLOCK_TYPES | {"image_block"}
+PICTURED = MODEL_JSON_VISUAL_BLOCK_TYPES | {"image_block"}
 
 Block = dict[str, Any]
 
@@ -78,13 +78,16 @@ class EmbeddedEngine:
         self._stand_ins = stand_ins
         self._beat = beat
 
-    def read(self, data: bytes, skip: dict[int, Reason], alone: frozenset[int]) -> Pages:
+    def read(
+        self, data: bytes, skip: dict[int, Reason], alone: frozenset[int], only: frozenset[int] | None = None
+    ) -> Pages:
         """Return the pages of a PDF.
 
         Args:
             data: the PDF's bytes.
             skip: pages (from 0) not to touch, and why: they killed a reader.
             alone: pages to analyze one at a time, since their window killed a reader.
+            only: the pages to read; None reads all.
 
         Raises Unopenable.
         """
@@ -94,7 +97,7 @@ class EmbeddedEngine:
             pages = Pages([None] * count, [PageRecord(page=index + 1, engine="none") for index in range(count)])
             stand_ins: dict[int, bytes] = {}
             usable = []
-            for index in range(count):
+            for index in range(count) if only is None else sorted(only):
                 if index in skip:
                     pages.records[index].reason = skip[index]
                     continue
@@ -194,7 +197,7 @@ def blocks_of(data: bytes) -> list[list[Block]]:
     with PDFDocument(data) as document:
         pages: list[list[Block]] = PdfModel().predict(document)
     for index, blocks in enumerate(pages):
-        if any(block.get("type") in _PICTURED for block in blocks):
+        if any(block.get("type") in PICTURED for block in blocks):
             pictures = load_images_from_pdf_core(data, start_page_id=index, end_page_id=index)
             attach_visual_block_images([blocks], pictures, index)
             for picture in pictures:

@@ -13,9 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pdfquarry import __version__, files, gpus
-from pdfquarry.arch import job_variables
+from pdfquarry import __version__, files, gpus, managed, proof
+from pdfquarry.arch import job_variables, shown
 from pdfquarry.arch import load as load_arch
+from pdfquarry.engines import EngineJob, Machine
 from pdfquarry.errors import EnvironmentFault
 from pdfquarry.gpus import Gpu
 from pdfquarry.results import Results
@@ -33,7 +34,7 @@ PACKAGES = (
     "pydantic",
 )
 # What work on GPUs needs, in the interpreter that is named for it.
-GPU_PACKAGES = ("torch", "triton", "vllm", "mineru", "mineru-vl-utils", "doclayout-yolo")
+GPU_PACKAGES = ("torch", "triton", "vllm", "mineru", "mineru-vl-utils", "doclayout-yolo", "pdf-quarry")
 _PROOF = "Quarry stone 1234"
 
 
@@ -50,21 +51,24 @@ def _version(name: str) -> str:
 
 
 def environment(results: Results, settings: Settings) -> str:
-    """Look at the machine, prove the embedded engine, write environment.json and environment.md; return the arch.
+    """Look at the machine, prove engine and kernels, write environment.json and environment.md; return the arch.
 
     Raises EnvironmentFault: a package is missing, GPU masks contradict, the GPU that was asked for isn't there, the
-    interpreter for GPUs doesn't run, or the engine can't read a page that it is given.
+    interpreter for GPUs doesn't run or can't be built, the engine can't read a page that it is given, or a kernel
+    computes wrong.
     """
     missing = [name for name, found in versions().items() if not found]
     if missing:
         raise EnvironmentFault(f"not installed: {', '.join(missing)}; run: {sys.executable} -m pip install .")
-    report = inspect(settings.environment.python or sys.executable)
+    python = gpu_python(settings)
+    report = inspect(python)
     found = gpus.find(report["torch"]) if settings.arch != "cpu" else []
     problems = list(gpus.mask_problems(os.environ)) if found else []
     if problems:
         raise EnvironmentFault("\n".join(problems))
     arch = choose_arch(settings.arch, found)
     prove(settings)
+    variables = job_variables(arch, settings.environment.variables, os.environ)
     state = {
         "pdfquarry": __version__,
         "python": platform.python_version(),
@@ -77,12 +81,37 @@ def environment(results: Results, settings: Settings) -> str:
         "masks": {name: os.environ[name] for name in gpus.MASKS if name in os.environ},
         "packages": versions(),
         "gpu_python": report,
-        "variables": job_variables(arch, settings.environment.variables, os.environ),
+        "variables": shown(variables),
         "engine_arguments": {name: one.value for name, one in load_arch(arch).engine.items()},
+        "proof": proof.prove_kernels(python, arch, report["torch"], variables),
     }
+    # What an engine lacks is said now, and not by the first of a thousand jobs.
+    engines = {settings.engine, settings.detected} - {"embedded", "docvortex", "vlm"}
+    for kind in sorted(engines):
+        EngineJob(kind, settings, Machine.of(state), results.root / "logs" / "engine" / "none.log")
     files.write_json(results.root / "environment.json", state)
     files.write(results.root / "environment.md", readable(state, found))
     return arch
+
+
+def gpu_python(settings: Settings) -> str:
+    """Return the Python for work on GPUs; build it first where the settings say so.
+
+    Raises EnvironmentFault, before anything is built, when there is no AMD GPU or not the one that was asked for.
+    """
+    create = settings.environment.create
+    if not create:
+        return settings.environment.python or sys.executable
+    arch = choose_arch(settings.arch, gpus.find() if settings.arch != "cpu" else [])
+    if arch == "cpu":
+        seen = "arch: cpu looks at none" if settings.arch == "cpu" else "this machine has none that any tool names"
+        raise EnvironmentFault(f"environment.create: {create} is for AMD GPUs, and {seen}; leave it empty")
+    if arch not in managed.ARCHES:
+        raise EnvironmentFault(
+            f"environment.create: {create} has nothing for {arch}, only for {', '.join(managed.ARCHES)}; "
+            "set environment.python"
+        )
+    return str(managed.build(create))
 
 
 def inspect(python: str) -> dict[str, Any]:
@@ -137,6 +166,7 @@ def readable(state: dict[str, Any], found: list[Gpu]) -> str:
     if known:
         lines += ["", "## Settings for work on GPUs", "", "| setting | value |", "| --- | --- |"]
         lines += [f"| {name} | {value} |" for name, value in known.items()]
+    lines += ["", "## Kernels", "", *proof.readable(state["proof"])]
     lines += ["", "## Packages", "", "| package | version | location |", "| --- | --- | --- |"]
     lines += [f"| {name} | {found_version} | |" for name, found_version in state["packages"].items()]
     lines += [f"| {name} | {p['version']} | {p['location']} |" for name, p in state["gpu_python"]["packages"].items()]

@@ -18,19 +18,15 @@ from pathlib import Path
 import filelock
 from pydantic import ValidationError
 
-from pdfquarry import document, files
+from pdfquarry import files
 from pdfquarry.document import Task
 from pdfquarry.environment import versions
 from pdfquarry.plan import read_paths, read_shard
-from pdfquarry.readers import Death, Readers
-from pdfquarry.records import PASSING, DocumentRecord, Receipt, Stage, State
+from pdfquarry.records import PASSING, DocumentRecord, EngineReport, Receipt, State
 from pdfquarry.results import Results
 from pdfquarry.settings import Settings
 from pdfquarry.store import Store
-
-# Readers that one document may kill. Each death leaves out a page or sets a window's pages apart, so a document of a
-# few bad pages ends as partial; one that goes on killing is given up.
-MOST_DEATHS = 8
+from pdfquarry.ways import ByEmbedded, ByModel, Way
 
 
 class Journal:
@@ -114,27 +110,33 @@ def _extract(results: Results, shard: str, settings: Settings, workers: int) -> 
     # The longest first, so that the end of the shard is not one reader busy with a book.
     todo = sorted((p for p in live if p.digest not in finished), key=lambda planned: -planned.pages)
     most = settings.limits
+    model = settings.engine != "embedded"
+    dpi, layout = (settings.vlm.dpi, settings.detected) if model else (0, "")
     tasks = [
-        Task(p.digest, paths[p.digest], results.store, output, limits, settings.ocr_model, most.page_pixels)
+        Task(
+            p.digest, paths[p.digest], results.store, output, limits, settings.ocr_model, most.page_pixels, dpi, layout
+        )
         for p in todo
     ]
     report = _Progress(results.work(shard) / "progress.json", count)
     fresh: list[DocumentRecord] = []
+    engine: EngineReport | None = None
     if tasks:
-        number = min(workers, len(tasks))
-        readers = Readers(document.extract, number, most.page_seconds, most.memory_mb, document.prepare)
-        for ended in readers.run(tasks):
-            if ended is not None:
-                task, outcome = ended
-                ending = _after_death(task, outcome, tasks) if isinstance(outcome, Death) else outcome
-                if ending is not None:
+        way: Way = ByModel(results, shard, settings, workers) if model else ByEmbedded(settings, workers)
+        try:
+            for ended in way.run(tasks):
+                if ended is not None:
+                    task, ending = ended
                     journal.add(ending)
                     shutil.rmtree(store.scratch(task.digest), ignore_errors=True)
                     fresh.append(ending)
                     finished[task.digest] = ending
                     _count(count, ending, pages[task.digest])
-            report([progress.done for _, progress in readers.progress()])
-    report([], last=True)
+                report(way.pages_done())
+        finally:
+            report(0, last=True)
+        engine = way.report(fresh, time.monotonic() - clock)
+    report(0, last=True)
 
     passing = [(r.digest,) for r in finished.values() if r.state is State.FAILED and r.reason in PASSING]
     files.write_if_changed(results.passing(shard), files.table(("digest",), passing))
@@ -150,6 +152,7 @@ def _extract(results: Results, shard: str, settings: Settings, workers: int) -> 
         seconds=round(time.monotonic() - clock, 3),
         extracted=len(fresh),
         extracted_pages=sum(len(record.pages) for record in fresh),
+        engine_report=engine,
         documents=[finished[planned.digest] for planned in live],
     )
     files.write(results.receipt(shard), receipt.model_dump_json(indent=1, exclude_defaults=True) + "\n")
@@ -167,22 +170,6 @@ def _finished(journal: Journal, store: Store, digests: list[str], limits: str) -
     return finished
 
 
-def _after_death(task: Task, death: Death, tasks: list[Task]) -> DocumentRecord | None:
-    """Put a document whose reader died back, without what killed it; or return its record when it is given up."""
-    progress = death.progress
-    task.deaths += 1
-    task.seconds += max(0.0, time.monotonic() - progress.at) if progress.at else 0.0
-    where = f"page {progress.first + 1}: " if progress.first >= 0 else ""
-    if progress.stage not in (Stage.READ, Stage.ANALYZE) or task.deaths >= MOST_DEATHS:
-        return task.failed(death.reason, where + death.detail)
-    if progress.first == progress.last:
-        tasks.insert(0, replace(task, skip=task.skip | {progress.first: death.reason}))
-    else:
-        window = frozenset(range(progress.first, progress.last + 1))
-        tasks.insert(0, replace(task, alone=task.alone | window))
-    return None
-
-
 def _count(count: Count, record: DocumentRecord, pages: int) -> None:
     count.documents_done += 1
     count.pages_done += pages
@@ -195,9 +182,9 @@ class _Progress:
     def __init__(self, path: Path, count: Count, every: float = 1.0) -> None:
         self._path, self._count, self._every, self._next = path, count, every, 0.0
 
-    def __call__(self, in_flight: list[int], last: bool = False) -> None:
+    def __call__(self, in_flight: int, last: bool = False) -> None:
         if last or time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
-            count = replace(self._count, pages_done=self._count.pages_done + sum(in_flight))
+            count = replace(self._count, pages_done=self._count.pages_done + in_flight)
             state = {name: getattr(count, name) for name in Count.__slots__} | {"updated": time.time()}
             files.write(self._path, json.dumps(state))

@@ -129,18 +129,23 @@ class Readers(Generic[T]):
         self._beats = self._context.RawArray("d", (workers + 1) * _FIELDS)
         self._running: dict[Any, _Running[T]] = {}
 
-    def run(self, tasks: list[T]) -> Iterator[tuple[T, Any | Death] | None]:
-        """Yield (task, result or Death) as they end, and None about twice a second in between.
+    def run(
+        self, tasks: list[T], more: Callable[[], bool] = lambda: False, pause: float = 0.5
+    ) -> Iterator[tuple[T, Any | Death] | None]:
+        """Yield (task, result or Death) as they end, and None every ``pause`` seconds in between.
 
-        The caller may append to ``tasks`` while iterating. An exception that ``function`` raises is raised here.
+        It goes on while there are tasks, or the caller says that there will be ``more``. The caller may append to
+        ``tasks`` while iterating. An exception that ``function`` raises is raised here.
         """
         pool = self._pool()
         broken = 0
         try:
-            while tasks or self._running:
+            while tasks or self._running or more():
                 while tasks and self._slots:
                     self._schedule(pool, tasks.pop(0))
-                done, _ = wait(self._running, timeout=0.5, return_when=FIRST_COMPLETED)
+                if not self._running:
+                    time.sleep(pause)
+                done, _ = wait(self._running, timeout=pause, return_when=FIRST_COMPLETED)
                 for future in done:
                     running = self._running.pop(future)
                     self._slots.append(running.slot)

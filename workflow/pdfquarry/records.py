@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -37,6 +38,7 @@ class Reason(StrEnum):
     CRASHED = "crashed"  # its reader died in native code
     OUT_OF_MEMORY = "out_of_memory"  # it wanted more than limits.memory_mb
     ENGINE_REJECTED = "engine_rejected"  # the engine refused the page with an error of its own
+    OUTPUT_INVALID = "output_invalid"  # the page has ink, and neither the model nor anything else here found text
     VANISHED = "vanished"  # it was gone or had other bytes when its turn came; the next run plans it again
     UNREADABLE = "unreadable"  # the file system refused to give its bytes
 
@@ -63,9 +65,22 @@ class PageRecord(Record):
     """One page: who read it, and what came out."""
 
     page: int = Field(ge=1, description="Number of the page in the PDF, from 1.")
-    engine: str = Field(description="docvortex (text layer), ppocr (scan), or none (blank, or failed).")
+    engine: str = Field(description="docvortex (text layer), ppocr (scan), vlm, or none (blank, or failed).")
     characters: int = Field(default=0, ge=0, description="Characters of text in its blocks.")
     reason: Reason | None = Field(default=None, description="Why the page failed; null when it did not.")
+    layout: str = Field(default="", description="What found the regions for a model: vlm or doclayout-yolo.")
+    fallback: list[str] = Field(
+        default_factory=list,
+        description="Why the text layer or OCR stands in for the model's answer: once for the page (its layout), or "
+        "once for each block.",
+    )
+    tokens_in: int = Field(default=0, ge=0, description="Tokens of the prompts, pictures included.")
+    tokens_out: int = Field(default=0, ge=0, description="Tokens of the answers.")
+    retries: int = Field(default=0, ge=0, description="Requests made again with other sampling.")
+    finish: dict[str, int] = Field(default_factory=dict, description="Last finish reasons, and how many requests each.")
+    seconds: dict[str, float] = Field(
+        default_factory=dict, description="Wall seconds of render, layout, content and wait (in the engine, in all)."
+    )
 
 
 class DocumentRecord(Record):
@@ -93,6 +108,23 @@ class DocumentRecord(Record):
         return "+".join(sorted({page.engine for page in self.pages} - {"none"}))
 
 
+class EngineReport(Record):
+    """What the engine of a job was, and how fast. Speeds are of the wall time after its start."""
+
+    kind: str
+    device: str = Field(default="", description="The GPU, as its lock is named; cpu without one.")
+    python: str = Field(description="The interpreter that it ran in.")
+    versions: dict[str, str] = Field(description="Versions of what it needs, in that interpreter.")
+    variables: dict[str, str] = Field(description="Environment variables that were set for it.")
+    state: dict[str, Any] = Field(description="Its arguments, and which patches are active.")
+    starts: int = Field(ge=0, description="How often it was started; 0 when another job had left it.")
+    start_seconds: float = Field(ge=0, description="Wall seconds of waiting for it to be ready.")
+    pages_per_second: float = Field(ge=0, description="Pages of the documents that this job ended.")
+    seconds_per_page: float = Field(ge=0)
+    tokens_in_per_second: float = Field(ge=0, description="Tokens of prompts, pictures included.")
+    tokens_out_per_second: float = Field(ge=0)
+
+
 class Receipt(Record):
     """What ``extract`` did for one shard: its only declared output."""
 
@@ -107,4 +139,20 @@ class Receipt(Record):
     seconds: float = Field(ge=0, description="Wall seconds of the job that wrote this receipt.")
     extracted: int = Field(ge=0, description="Documents that this job read; the others were in the store.")
     extracted_pages: int = Field(ge=0, description="Pages of those documents.")
+    engine_report: EngineReport | None = Field(default=None, description="The engine, where a model read the pages.")
     documents: list[DocumentRecord]
+
+
+class LayoutReceipt(Record):
+    """What ``layout`` did for one shard: its only declared output."""
+
+    shard: str
+    output: str = Field(description="Digest of the settings that the regions depend on; names their store.")
+    host: str
+    started: str = Field(description="UTC, ISO 8601.")
+    seconds: float = Field(ge=0, description="Wall seconds of the job.")
+    documents: int = Field(ge=0, description="Documents of the shard.")
+    looked_at: int = Field(ge=0, description="Documents that this job looked at; the others had their regions.")
+    pages: int = Field(ge=0, description="Pages of those documents.")
+    failed: list[str] = Field(default_factory=list, description="Digests of documents that could not be opened.")
+    engine_report: EngineReport | None = Field(default=None, description="The detector.")

@@ -72,6 +72,15 @@ class Results:
         return self.root / "store"
 
     @property
+    def regions(self) -> Path:
+        """The folder of the regions that a detector has found, by its settings and digest."""
+        return self.root / "regions"
+
+    def layout(self, shard: str) -> Path:
+        """* What the detector did for a shard."""
+        return self.work(shard) / "layout.json"
+
+    @property
     def markdown(self) -> Path:
         """The published tree."""
         return self.root / "markdown"

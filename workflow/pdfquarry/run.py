@@ -15,7 +15,7 @@ from typing import Any
 
 import filelock
 
-from pdfquarry import corpus, files
+from pdfquarry import corpus, engine_process, files, gpus
 from pdfquarry.environment import versions
 from pdfquarry.errors import BusyError, QuarryError
 from pdfquarry.plan import INDEX_COLUMNS
@@ -32,11 +32,13 @@ class Run:
         settings: the validated settings.
         results: the results folder.
         versions: the packages that a run uses; the environment is proven again when one changes.
+        gpus: the GPUs that jobs may take at a time; 0 when no job takes one.
     """
 
     settings: Settings
     results: Results
     versions: dict[str, str]
+    gpus: int = 0
     _display: Display | None = field(default=None, repr=False)
     _lock: filelock.FileLock | None = field(default=None, repr=False)
 
@@ -64,6 +66,11 @@ class Run:
             self._display.stop()
         if self._lock:
             self._lock.release()
+        if self.gpus:
+            try:
+                engine_process.stop_all()
+            except QuarryError as error:
+                print(error, file=sys.stderr)
         if not success:
             return [f"PDF Quarry: the run did not end well; logs are in {self.results.root / 'logs'}"]
         from pdfquarry.summarize import closing_words
@@ -84,14 +91,27 @@ def open_run(config: Mapping[str, Any], package: str, main: bool, deployed: bool
 
     Raises ConfigurationError or CorpusError with a line for each problem.
     """
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    kernels = str(Path(package).parent / "kernels")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, kernels, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ["QUARRY_PYTHON"] = "python" if deployed else sys.executable
     settings = load(config)
     results = Results(Path(settings.results))
     if main:
         corpus.write_listing(results.listing, corpus.find(settings.corpus))
-    return Run(settings, results, versions())
+    return Run(settings, results, versions(), _cards(settings) if main else 0)
+
+
+def _cards(settings: Settings) -> int:
+    """Return how many GPUs jobs of this run may take at a time."""
+    if not settings.on_gpu and settings.detected != "doclayout-yolo":
+        return 0
+    if settings.arch == "cpu":
+        return 1
+    if settings.gpus != "auto":
+        return len(settings.gpus)
+    found = gpus.usable(gpus.find())
+    return max(1, sum(settings.arch in ("auto", gpu.arch) for gpu in found))
 
 
 def live_shards(index: str) -> list[str]:
@@ -108,7 +128,8 @@ def changed_settings(results: Results, settings: Settings) -> str:
         old = load(before["settings"])
     except (OSError, ValueError, KeyError, QuarryError):
         return ""
-    names = [key for key in ("engine", "layout", "ocr_model") if getattr(old, key) != getattr(settings, key)]
+    keys = ("engine", "detected", "ocr_model", "vlm", "detector")
+    names = [key for key in keys if getattr(old, key) != getattr(settings, key)]
     names += ["limits.page_pixels"] * (old.limits.page_pixels != settings.limits.page_pixels)
-    what = ", ".join(names).replace("ocr_model", "languages") or "the output version"
+    what = ", ".join(names).replace("ocr_model", "languages").replace("detected", "layout") or "the output version"
     return f"PDF Quarry: {what} changed, so every document that was not extracted like this before is extracted now"

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pdfquarry import OUTPUT_VERSION
 from pdfquarry.errors import ConfigurationError
@@ -24,6 +25,8 @@ OCR_LANGUAGES = frozenset(
     """af az bs ca ch chinese_cht cs cy da de en es et eu fi fr ga gl hr hu id is it japan ku la lb lt lv mi ms mt nl no
     oc pl pt qu rm ro rs_latin sk sl sq sv sw tl tr uz vi""".split()  # noqa: SIM905  a list is read in one look
 )
+# The model that this project is for.
+MODEL = "opendatalab/MinerU2.5-2509-1.2B"
 Format = Literal["markdown", "content_list", "middle_json", "jsonl"]
 
 
@@ -37,6 +40,23 @@ def _one_or_many(value: Any) -> Any:
 def _one_path_or_many(value: Any) -> Any:
     """A path may hold a comma, so one string is one path."""
     return [str(value)] if isinstance(value, (str, Path)) else value
+
+
+def _gpus(value: Any) -> Any:
+    """``--config gpus=0,2`` arrives as one string, ``gpus=0`` as a number."""
+    if value == "auto":
+        return value
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    if not parts or not all(re.fullmatch(r"\s*[0-9]+\s*", str(part)) for part in parts):
+        raise ValueError("should be auto or indices such as [0, 2]")
+    return sorted({int(part) for part in parts})
+
+
+def _typed(value: Any) -> Any:
+    """On the command line every inner value is a text: ``vlm='{arguments: {enforce_eager: true}}'``."""
+    if not isinstance(value, dict):
+        return value
+    return {key: yaml.safe_load(one) if isinstance(one, str) else one for key, one in value.items()}
 
 
 class Section(BaseModel):
@@ -72,9 +92,73 @@ class EnvironmentSettings(Section):
         default="",
         description="The Python for work on GPUs, e.g. that of a ROCm container; empty takes the one of Snakemake.",
     )
+    create: Literal["", "rocm"] = Field(
+        default="",
+        description="rocm builds a Python for work on AMD GPUs once, with uv, from pinned wheels, and takes it: "
+        "docs/environment.md. Needs 20 GB.",
+    )
     variables: dict[str, str] = Field(
         default={},
         description="Environment variables for work on GPUs; they win over those of config/arch/<arch>.yaml.",
+    )
+
+    @model_validator(mode="after")
+    def _one_python(self) -> EnvironmentSettings:
+        if self.python and self.create:
+            raise ValueError("python names one and create builds one, so set only one of the two")
+        return self
+
+
+class VlmSettings(Section):
+    """The vision-language model that reads pages with the engines vllm, http and transformers."""
+
+    model: str = Field(
+        default="",
+        description="A folder with the model, or its id on Hugging Face or ModelScope (MINERU_MODEL_SOURCE says "
+        f"which); it is looked up, and never fetched. Empty takes {MODEL}. With http, its name on the servers; empty "
+        "takes the only one.",
+    )
+    servers: Annotated[list[str], BeforeValidator(_one_or_many)] = Field(
+        default=[],
+        description="With http, the URLs of OpenAI-compatible servers, e.g. http://node7:8000. A key is taken from the "
+        "variable MINERU_VL_API_KEY.",
+    )
+    arguments: Annotated[dict[str, Any], BeforeValidator(_typed)] = Field(
+        default={},
+        description="Arguments of vLLM's engine, e.g. {gpu_memory_utilization: 0.8}; they win over those of "
+        "config/arch/<arch>.yaml.",
+    )
+    max_tokens: int = Field(
+        default=8192,
+        ge=64,
+        description="Tokens of one answer at most; one that needs more is marked and read otherwise.",
+    )
+    dpi: int = Field(default=200, ge=72, le=600, description="Resolution of the pages that the model sees.")
+    pages_in_flight: int = Field(
+        default=64,
+        ge=1,
+        description="Pages that are rendered or in the engine at a time, of as many documents as it takes.",
+    )
+    stall_seconds: float = Field(
+        default=300,
+        gt=0,
+        description="Seconds without any sign of work after which an engine is ended and started again; with http, "
+        "seconds without any server.",
+    )
+    linger_seconds: float = Field(
+        default=60,
+        ge=0,
+        description="Seconds that an engine without work waits for the next job; with 0 it ends with its job.",
+    )
+
+
+class DetectorSettings(Section):
+    """The detector of layout: doclayout-yolo."""
+
+    weights: str = Field(
+        default="",
+        description="The checkpoint file of DocLayout-YOLO, e.g. models/doclayout_yolo_docstructbench_imgsz1024.pt. It "
+        "is loaded as a pickle: take it from people you trust.",
     )
 
 
@@ -97,12 +181,24 @@ class Settings(Section):
     environment: EnvironmentSettings = Field(
         default_factory=EnvironmentSettings, description="What the work on GPUs runs in."
     )
-    engine: Literal["embedded"] = Field(
-        default="embedded",
-        description="What reads the pages. embedded: DocVortex for text layers, PP-OCRv6 for scans, on the CPU.",
+    gpus: Annotated[Literal["auto"] | list[int], BeforeValidator(_gpus)] = Field(
+        default="auto",
+        description="The GPUs to work on, by their indices, e.g. [0, 2]; auto takes all of the architecture. A job "
+        "takes one that is free; a scheduler's own assignment is kept.",
     )
-    layout: Literal["docvortex"] = Field(
-        default="docvortex", description="What finds the regions of a page. docvortex is the embedded engine's own."
+    engine: Literal["embedded", "vllm", "http", "transformers"] = Field(
+        default="embedded",
+        description="What reads the pages. embedded: DocVortex for text layers, PP-OCRv6 for scans, on the CPU. vllm: "
+        "MinerU2.5 on a GPU. http: the same on servers. transformers: the same without vLLM, for debugging.",
+    )
+    layout: Literal["auto", "docvortex", "vlm", "doclayout-yolo"] = Field(
+        default="auto",
+        description="What finds the regions of a page. docvortex is the embedded engine's own, vlm the model's; auto "
+        "takes that. doclayout-yolo: a detector, in a job of its own before the model.",
+    )
+    vlm: VlmSettings = Field(default_factory=VlmSettings, description="The model of vllm, http and transformers.")
+    detector: DetectorSettings = Field(
+        default_factory=DetectorSettings, description="The detector of layout: doclayout-yolo."
     )
     languages: Annotated[list[str], BeforeValidator(_one_or_many)] = Field(
         default=["en", "ch"],
@@ -127,6 +223,28 @@ class Settings(Section):
         description="Seconds between two lines of progress; 0 takes 5 on a terminal and 30 elsewhere.",
     )
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        embedded = self.engine == "embedded"
+        if (self.layout == "docvortex" and not embedded) or (self.layout in ("vlm", "doclayout-yolo") and embedded):
+            raise ValueError(f"layout: {self.layout} does not go with engine: {self.engine}; use layout: auto")
+        if self.engine == "http" and not self.vlm.servers:
+            raise ValueError("engine: http needs vlm.servers, the URLs of the servers")
+        if self.layout == "doclayout-yolo" and not self.detector.weights:
+            raise ValueError("layout: doclayout-yolo needs detector.weights, the checkpoint file")
+        return self
+
+    @property
+    def detected(self) -> str:
+        """What finds the regions: ``layout``, or for auto that of the engine."""
+        own = "docvortex" if self.engine == "embedded" else "vlm"
+        return own if self.layout == "auto" else self.layout
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether extraction takes a GPU of this machine."""
+        return self.engine in ("vllm", "transformers")
+
     @property
     def ocr_model(self) -> str:
         """The size of the OCR model that reads all of the languages."""
@@ -137,7 +255,16 @@ class Settings(Section):
 
         It names the store of extracted documents, so going back to older settings finds the older store.
         """
-        parts = [OUTPUT_VERSION, self.engine, self.layout, self.ocr_model, self.limits.page_pixels]
+        parts: list[Any] = [OUTPUT_VERSION, self.engine, self.detected, self.ocr_model, self.limits.page_pixels]
+        if self.engine != "embedded":
+            parts += [self.vlm.model, self.vlm.arguments, self.vlm.max_tokens, self.vlm.dpi]
+        if self.detected == "doclayout-yolo":
+            parts.append(self.layout_digest())
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+
+    def layout_digest(self) -> str:
+        """Return 8 hex digits that change when a detector may find other regions; it names their store."""
+        parts = [OUTPUT_VERSION, self.detected, self.detector.weights, self.vlm.dpi, self.limits.page_pixels]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def limits_digest(self) -> str:
@@ -173,7 +300,9 @@ def _explain(problem: Any) -> str:
         # A key of another section is the most likely meaning of one written at the wrong depth.
         known += [f"{key}.{inner}" for key, field in section.model_fields.items() for inner in _inner_keys(field)]
         return f"{name}: unknown setting{_nearest(where[-1], known, '.'.join(where[:-1]))}"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not where:
+        return message  # of settings that don't fit together
     if name == "arch":
         message = "should be auto, cpu or a gfx name such as gfx1100"
     return f"{name}: {message[0].lower()}{message[1:]} (got {problem['input']!r})"

@@ -25,6 +25,12 @@ except QuarryError as error:
 SETTINGS = RUN.settings
 RESULTS = str(RUN.results.root)
 
+# Snakemake ignores a resource without a limit. Jobs never share a card whatever this says, since each leases one; it
+# keeps those that would wait from taking cores. On a cluster (which counts nodes) the scheduler has the cards.
+if RUN.gpus and workflow.resource_settings.nodes is None:
+    if "gpu" not in workflow.global_resources:
+        workflow.register_resource("gpu", RUN.gpus)
+
 
 wildcard_constraints:
     shard=r"s\d{5}-[0-9a-f]{8}",
@@ -36,6 +42,12 @@ def receipts(wildcards):
     return expand(
         f"{RESULTS}/shards/{{shard}}/receipt.json", shard=quarry.live_shards(index)
     )
+
+
+def regions(wildcards):
+    """The receipt of a shard's layout, where a detector finds the regions."""
+    detector = SETTINGS.detected == "doclayout-yolo"
+    return [f"{RESULTS}/shards/{wildcards.shard}/layout.json"] * detector
 
 
 def final_outputs():

@@ -12,5 +12,6 @@ rule environment:
         packages=RUN.versions,
         arch=SETTINGS.arch,
         gpu=SETTINGS.environment.model_dump(),
+        engine=[SETTINGS.engine, SETTINGS.detected, SETTINGS.vlm.model],
     shell:
         'exec "$QUARRY_PYTHON" -m pdfquarry environment --results {params.results:q} > {log:q} 2>&1'

@@ -1,10 +1,12 @@
-"""The real network, where doclayout-yolo is installed: patching keeps its boxes."""
+"""The real network: patching keeps its boxes. ``test_interpreter.py`` runs it where doclayout-yolo can be imported."""
 
 import pytest
 import torch
 
+from doclayout import declare_torchvision_operators
 from pdfquarry_kernels.doclayout import patch_doclayout
 
+declare_torchvision_operators()
 tasks = pytest.importorskip("doclayout_yolo.nn.tasks", exc_type=ImportError)
 
 
