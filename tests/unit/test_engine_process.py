@@ -382,3 +382,11 @@ def test_random_deaths_never_put_two_engines_on_a_card_and_leave_nothing(place: 
     for pid in started:
         cmdline = Path(f"/proc/{pid}/cmdline")
         assert gone(pid) or str(place) not in cmdline.read_text()
+
+
+def test_the_engines_own_word_for_its_end_is_what_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("ServerError: refused; again in 8 s\nengine down: no server has answered for 8 s\nbye\n")
+    assert engine_process.last_words(log) == f"no server has answered for 8 s ({log})"
+    log.write_text("loading\nValueError: no such model\nbye\n")
+    assert engine_process.last_words(log).startswith("ValueError: no such model")

@@ -27,7 +27,7 @@ from pdfquarry.blocks import raw_blocks
 from pdfquarry.embedded import Pages
 from pdfquarry.extract import extract
 from pdfquarry.plan import read_shard
-from pdfquarry.records import PageRecord
+from pdfquarry.records import DocumentRecord, PageRecord
 from pdfquarry.regions import Regions
 from pdfquarry.results import Results
 from pdfquarry.settings import load
@@ -333,11 +333,13 @@ def test_a_wrong_key_is_one_line_and_fails_no_document(project: VlmProject, monk
     assert project.journal() == 0
 
 
-def test_the_regions_of_a_detector_go_to_step_two(project: VlmProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.settings("vllm", linger_seconds=0)
+def read_with_regions(
+    project: VlmProject, monkeypatch: pytest.MonkeyPatch, regions: dict[int, list[dict[str, Any]]], **vlm: Any
+) -> tuple[DocumentRecord, list[dict[str, Any]]]:
+    """Read the fixture with these regions; return its record and its content list."""
+    project.settings("vllm", linger_seconds=0, **vlm)
     shutil.copy(project.documents / "fixture.pdf", project.corpus)
-    good(project.run("environment"))
-    good(project.run("plan"))
+    good(project.run("--notemp", "plan", "environment"))
     (shard,) = [path.stem for path in (project.results / "plan/shards").glob("*.tsv")]
     weights = project.folder / "weights.pt"
     weights.touch()
@@ -346,17 +348,36 @@ def test_the_regions_of_a_detector_go_to_step_two(project: VlmProject, monkeypat
     settings = load(config | changes)
     results = Results(project.results)
     (digest,) = [planned.digest for planned in read_shard(results.shard(shard))]
-    keys = ("type", "bbox", "angle")
-    found = {
-        number: [{key: block[key] for key in keys} for block in page["blocks"]]
-        for number, page in enumerate(project.truth["fixture"])
-    }
-    Regions(results.regions, settings).put(digest, found)
+    Regions(results.regions, settings).put(digest, regions)
     monkeypatch.chdir(project.folder)
     (document,) = extract(results, shard, settings, 2).documents
+    folder = Store(results.store, settings.output_digest()).folder(digest)
+    return document, json.loads((folder / "content_list.json").read_text())
+
+
+def test_the_regions_of_a_detector_go_to_step_two(project: VlmProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        number: [{key: block[key] for key in ("type", "bbox", "angle")} for block in page["blocks"]]
+        for number, page in enumerate(project.truth["fixture"])
+    }
+    document, items = read_with_regions(project, monkeypatch, found)
     assert document.state == "done" and all(page.layout == "doclayout-yolo" for page in document.pages)
     texts = [block["content"] for block in project.truth["fixture"][0]["blocks"]]
-    folder = Store(results.store, settings.output_digest()).folder(digest)
-    items = json.loads((folder / "content_list.json").read_text())
     assert [item["text"] for item in items if item["page_idx"] == 0] == texts
     assert document.pages[0].finish == {"stop": len(texts)}, "a request for each region, and none for the layout"
+
+
+def test_a_poisoned_request_costs_its_block(project: VlmProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = project.truth["fixture"][0]["blocks"][-1]
+    assert number["type"] == "page_number"
+    small = {key: number[key] for key in ("type", "bbox", "angle")}
+    regions = {page: [small] for page in range(5)}
+    regions[0] = [{"type": "text", "bbox": [0.0, 0.0, 1.0, 1.0], "angle": 0}, small]
+    # The picture of a whole page is more than vLLM is told to take, so it refuses the request; a number's is not.
+    arguments = ARGUMENTS | {"max_model_len": 150, "max_num_batched_tokens": 2048}
+    document, items = read_with_regions(project, monkeypatch, regions, arguments=arguments)
+    first = document.pages[0]
+    assert first.fallback == ["rejected"] and first.finish == {"stop": 1, "error": 1}
+    texts = [item["text"] for item in items if item["page_idx"] == 0]
+    assert "Water rose in the second spring." in texts[0], "the text layer stands in for it"
+    assert texts[1] == number["content"]

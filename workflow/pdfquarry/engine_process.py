@@ -268,6 +268,7 @@ def _greets(path: Path, digest: str) -> bool:
 
 # Lines that follow the cause and say nothing of it.
 _NOISE = re.compile(r"See root cause above|resource_tracker|destroy_process_group|^\s*(warnings\.warn|\^+\s*$)")
+_DOWN = "engine down: "
 _CAUSE = re.compile(r"\b(\w*(Error|Exception|Fault)\b: |[Kk]illed\b|out of memory)")
 
 
@@ -280,5 +281,8 @@ def last_words(log: Path, start: int = 0) -> str:
     except OSError:
         text = ""
     said = [line.strip() for line in text.splitlines() if line.strip() and not _NOISE.search(line)]
-    best = next((line for line in reversed(said) if _CAUSE.search(line)), said[-1] if said else "it said nothing")
+    # The engine's own word for it comes before any error that it got over.
+    own = [line.removeprefix(_DOWN) for line in said if line.startswith(_DOWN)]
+    causes = own or [line for line in said if _CAUSE.search(line)] or said or ["it said nothing"]
+    best = causes[-1]
     return f"{best[:500]} ({log})"

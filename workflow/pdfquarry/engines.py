@@ -145,9 +145,7 @@ class EngineJob:
                 )
             except engine_process.EngineDown as down:
                 if not left or self.kind == "http":
-                    raise EnvironmentFault(
-                        f"engine: {self.kind} does not start: {down}; all of it is in {self.log}"
-                    ) from None
+                    raise EnvironmentFault(f"engine: {self.kind} does not start: {down}") from None
                 _say(f"engine: {self.kind} did not start ({down}); trying again")
         raise AssertionError
 

@@ -190,7 +190,7 @@ class Host:
 
 def _die(words: str) -> None:
     """End the process at once, its children with it; the job starts another."""
-    print(f"engine down: {words}", flush=True)
+    print(f"engine down: {' '.join(words.split())}", flush=True)  # which the job looks for (engine_process)
     os._exit(3)
 
 
