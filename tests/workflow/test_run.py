@@ -252,3 +252,10 @@ def test_a_changed_environment_is_proven_again_and_redoes_nothing_else(tmp_path:
     ended = project.run()
     assert (ended.code, ended.rules, ended.extracted) == (0, ["environment"], 0), ended.text
     assert "Nothing to be done" in project.run().text
+
+
+def test_what_a_job_lacks_is_told_on_the_terminal_and_not_in_a_log_alone(project: Project) -> None:
+    text_pdf(project.corpus / "a.pdf", "A")
+    # As quiet as the profile has it.
+    ended = project.run("rules", "progress", engine="vllm", arch="cpu", vlm="{model: absent/model}")
+    assert ended.code != 0 and "pdfquarry environment: vlm.model: absent/model is not on this machine" in ended.text

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,12 +43,14 @@ class Run:
     gpus: int = 0
     _display: Display | None = field(default=None, repr=False)
     _lock: filelock.FileLock | None = field(default=None, repr=False)
+    _started: float = field(default=0.0, repr=False)
 
     def start(self) -> list[str]:
         """Take the results folder for this run, show its progress, and return what to say before it begins.
 
         Raises BusyError when another run has the folder.
         """
+        self._started = time.time()
         path = self.results.root / "run.lock"
         self._lock = filelock.FileLock(path)
         try:
@@ -72,13 +76,24 @@ class Run:
             except QuarryError as error:
                 print(error, file=sys.stderr)
         if not success:
-            return [f"PDF Quarry: the run did not end well; logs are in {self.results.root / 'logs'}"]
+            logs = self.results.root / "logs"
+            return [*_said(logs, self._started), f"PDF Quarry: the run did not end well; logs are in {logs}"]
         from pdfquarry.summarize import closing_words
 
         try:
             return closing_words(self.results).splitlines()
         except (OSError, ValueError):
             return []  # a target before the summary was asked for
+
+
+def _said(logs: Path, since: float) -> list[str]:
+    """Return the lines that jobs of this run have ended with; Snakemake shows their logs only when it is not quiet."""
+    lines: dict[str, None] = {}
+    for path in sorted(logs.rglob("*.log")):
+        if path.stat().st_mtime >= since:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines |= dict.fromkeys(re.findall(r"^pdfquarry [a-z]+: .*$", text, re.MULTILINE))
+    return list(lines)[:10]
 
 
 def open_run(config: Mapping[str, Any], package: str, main: bool, deployed: bool = False) -> Run:
