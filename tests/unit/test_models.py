@@ -59,3 +59,19 @@ def test_a_missing_model_is_one_line_with_the_command(tmp_path: Path, source: st
     with pytest.raises(EnvironmentFault, match=command) as raised:
         models.find(MODEL, environ)
     assert "\n" not in str(raised.value)
+
+
+def test_a_detectors_weights_are_a_file_or_the_only_one_of_an_id(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(EnvironmentFault, match="there is no file"):
+        models.find_weights(str(tmp_path / "absent.pt"), environ)
+    with pytest.raises(EnvironmentFault, match=r"detector\.weights: a/b is not on this machine.*hf download a/b"):
+        models.find_weights("a/b", environ)
+    snapshot = tmp_path / "huggingface/hub/models--a--b/snapshots/1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "one.pt").touch()
+    assert models.find_weights("a/b", environ) == (snapshot / "one.pt").resolve()
+    assert models.find_weights(str(snapshot / "one.pt"), environ) == (snapshot / "one.pt").resolve()
+    (snapshot / "two.pt").touch()
+    with pytest.raises(EnvironmentFault, match=r"one\.pt, two\.pt; name one"):
+        models.find_weights("a/b", environ)

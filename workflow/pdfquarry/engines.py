@@ -79,7 +79,7 @@ class EngineJob:
         vlm = self.settings.vlm
         model = vlm.model or MODEL
         if self.kind == "doclayout-yolo":
-            model = str(_file("detector.weights", self.settings.detector.weights))
+            model = str(models.find_weights(self.settings.detector.weights))
         elif self.kind == "http":
             model = vlm.model
         else:
@@ -196,13 +196,6 @@ def _entry_points(folder: Path) -> Path:
     plugin = "[vllm.general_plugins]\npdfquarry = pdfquarry_kernels.vllm_plugin:register\n"
     (info / "entry_points.txt").write_text(plugin)
     return info.parent
-
-
-def _file(setting: str, name: str) -> Path:
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise EnvironmentFault(f"{setting}: there is no file {name}")
-    return path.resolve()
 
 
 def _say(line: str) -> None:

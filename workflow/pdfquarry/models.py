@@ -10,11 +10,10 @@ from pathlib import Path
 
 from pdfquarry.errors import EnvironmentFault
 
-# The file that every model folder of this kind has.
-_MARK = "config.json"
 
-
-def find(model: str, environ: Mapping[str, str] = os.environ) -> Path:
+def find(
+    model: str, environ: Mapping[str, str] = os.environ, setting: str = "vlm.model", mark: str = "config.json"
+) -> Path:
     """Return the folder of a model.
 
     Args:
@@ -22,30 +21,48 @@ def find(model: str, environ: Mapping[str, str] = os.environ) -> Path:
             Hugging Face and ModelScope; MINERU_MODEL_SOURCE (huggingface, modelscope) names the only one to look in,
             and ``local`` the folder that MinerU's own mineru.json has.
         environ: the environment.
+        setting: that names the model, for errors.
+        mark: pattern of a file that the folder must have.
 
     Raises EnvironmentFault, with the command that fetches it.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
-        if (folder / _MARK).is_file():
+        if any(folder.glob(mark)):
             return folder.resolve()
-        raise EnvironmentFault(f"vlm.model: {model} has no {_MARK}; it should be the folder of a model's files")
+        raise EnvironmentFault(f"{setting}: {model} has no {mark}; it should be the folder of a model's files")
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise EnvironmentFault(f"vlm.model: there is no folder {model}, and it is no id such as organisation/model")
+        raise EnvironmentFault(f"{setting}: there is no folder {model}, and it is no id such as organisation/model")
     source = environ.get("MINERU_MODEL_SOURCE", "")
     places = {"huggingface": _hugging_face, "modelscope": _modelscope, "local": _local}
     if source and source not in places:
         raise EnvironmentFault(f"MINERU_MODEL_SOURCE: should be huggingface, modelscope or local (got {source!r})")
     for place in [places[source]] if source else [_hugging_face, _modelscope]:
         for found in place(model, environ):
-            if (found / _MARK).is_file():
+            if any(found.glob(mark)):
                 return found.resolve()
     if source == "local":
         raise EnvironmentFault(
-            "vlm.model: MINERU_MODEL_SOURCE is local, and ~/mineru.json names no folder with a model"
+            f"{setting}: MINERU_MODEL_SOURCE is local, and ~/mineru.json names no folder with {mark}"
         )
     command = f"modelscope download --model {model}" if source == "modelscope" else f"hf download {model}"
-    raise EnvironmentFault(f"vlm.model: {model} is not on this machine; fetch it with: {command}")
+    raise EnvironmentFault(f"{setting}: {model} is not on this machine; fetch it with: {command}")
+
+
+def find_weights(name: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the checkpoint file of a detector: a file, or the only ``*.pt`` of what ``find`` finds.
+
+    Raises EnvironmentFault as ``find``, and for a folder with several.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path.resolve()
+    if path.suffix == ".pt":
+        raise EnvironmentFault(f"detector.weights: there is no file {name}")
+    found = sorted(find(name, environ, "detector.weights", "*.pt").glob("*.pt"))
+    if len(found) > 1:
+        raise EnvironmentFault(f"detector.weights: {name} has {', '.join(one.name for one in found)}; name one of them")
+    return found[0]
 
 
 def _hugging_face(model: str, environ: Mapping[str, str]) -> Iterator[Path]:

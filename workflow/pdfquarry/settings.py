@@ -157,8 +157,8 @@ class DetectorSettings(Section):
 
     weights: str = Field(
         default="",
-        description="The checkpoint file of DocLayout-YOLO, e.g. models/doclayout_yolo_docstructbench_imgsz1024.pt. It "
-        "is loaded as a pickle: take it from people you trust.",
+        description="The checkpoint of DocLayout-YOLO: a file, or an id on Hugging Face or ModelScope, looked up like "
+        "vlm.model. It is loaded as a pickle: take it from people you trust.",
     )
 
 
