@@ -34,7 +34,7 @@ def read(task: Task, data: bytes, answers: dict[int, dict[str, Any]], engine: Em
     try:
         count = len(document)
         pages = Pages([None] * count, [PageRecord(page=index + 1, engine="none") for index in range(count)])
-        pages.stages.clear()
+        pages.stages = {"render": sum(entry.get("seconds", {}).get("render", 0.0) for entry in answers.values())}
         unread = []
         for index in range(count):
             entry = answers.get(index, {})
