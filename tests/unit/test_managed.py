@@ -349,7 +349,7 @@ def indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     wheel(ordinary, "transformers", PINS["transformers"])
     wheel(ordinary, "helper", "1.0", ["torch>=2.0", "triton"])
     root = tmp_path / "project"
-    for name in ("workflow/pdfquarry", "kernels/pdfquarry_kernels"):
+    for name in ("workflow/pdfquarry", "workflow/pdfquarry/engine", "kernels/pdfquarry_kernels"):
         (root / name).mkdir(parents=True)
         (root / name / "__init__.py").touch()
     (root / "README.md").touch()
