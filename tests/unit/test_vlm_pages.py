@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,6 @@ def reader(answer: Callable[[str, Params], str], down: bool = False, context: in
         prompts={"[layout]": "\nLayout Detection:"},
         sampling_params={"[layout]": Params()},
         client=SimpleNamespace(aio_predict=predict),
-        _coerce_external_layout_blocks=lambda regions: [Block(one) for one in regions],
     )
     return VlmPages(client, 500, context, lambda: down)
 
@@ -111,7 +111,10 @@ def test_a_layout_without_regions_is_a_trouble_of_the_page(text: str) -> None:
     assert found["requests"][0]["tries"] == 1 + len(RETRIES)
 
 
-def test_regions_that_are_given_take_no_layout_request() -> None:
+def test_regions_that_are_given_take_no_layout_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mineru_vl_utils", ModuleType("mineru_vl_utils"))
+    structs = SimpleNamespace(ContentBlock=Block)
+    monkeypatch.setitem(sys.modules, "mineru_vl_utils.structs", structs)
     regions = [{"type": "text", "bbox": [0, 0, 1, 1], "angle": 0}]
     one = reader(lambda prompt, params: "The quarry.")
     found = read(one, regions)

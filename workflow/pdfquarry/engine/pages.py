@@ -100,7 +100,10 @@ class VlmPages:
             if not blocks and not answers[0].trouble:
                 answers[0].trouble = Trouble.NO_REGIONS
         else:
-            blocks = self._client._coerce_external_layout_blocks(regions)
+            from mineru_vl_utils.structs import ContentBlock
+
+            # By name: the order of its arguments has changed between versions.
+            blocks = [ContentBlock(type=one["type"], bbox=one["bbox"], angle=one["angle"]) for one in regions]
         between = time.perf_counter()
         prepared = await helper.aio_prepare_for_extract(executor, image, blocks, None, None)
         asked = list(zip(*prepared, strict=True))
