@@ -142,7 +142,8 @@ async def _http(model: str, urls: list[str], patience: float) -> Way:
 
     servers = Servers(urls, connect, patience)
     first = await servers.any_client()
-    listed = (await (await first._aio_client()).get(first.models_url)).json()["data"]
+    models = getattr(first, "models_url", f"{first.server_url}/v1/models")  # which 1.x doesn't have
+    listed = (await (await first._aio_client()).get(models)).json()["data"]
     context = next((one.get("max_model_len") or 0 for one in listed if one["id"] == first.model_name), 0)
     client = MinerUClient(
         "http-client", model_name="any", server_url=urls[0], skip_model_name_checking=True, **_options()
