@@ -122,7 +122,9 @@ def _extract(results: Results, shard: str, settings: Settings, workers: int) -> 
     fresh: list[DocumentRecord] = []
     engine: EngineReport | None = None
     if tasks:
-        way: Way = ByModel(results, shard, settings, workers) if model else ByEmbedded(settings, workers)
+        way: Way = (
+            ByModel(results, shard, settings, workers) if model else ByEmbedded(settings, min(workers, len(tasks)))
+        )
         try:
             for ended in way.run(tasks):
                 if ended is not None:
