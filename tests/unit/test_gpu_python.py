@@ -113,9 +113,11 @@ def test_a_proof_that_hangs_is_stopped(tmp_path: Path) -> None:
         gpu_python.report_of(python, "proof", variables={}, seconds=0.3)
 
 
-def state(results: Results, torch: Any, packages: dict[str, Any], arch: str = "cpu") -> None:
+def state(
+    results: Results, torch: Any, packages: dict[str, Any], arch: str = "cpu", python: str = sys.executable
+) -> None:
     results.root.mkdir()
-    found = {"packages": packages, "torch": torch}
+    found = {"packages": packages, "torch": torch, "executable": python}
     whole = {"arch": arch, "gpu_python": found, "proof": {"none": "there is no GPU to prove anything on"}}
     (results.root / "environment.json").write_text(json.dumps(whole))
 
@@ -165,9 +167,9 @@ def profiled(active: bool) -> dict[str, Any]:
 
 def test_a_profile_on_a_gpu_tells_what_to_do_about_each_fallback(tmp_path: Path) -> None:
     results = Results(tmp_path / "results")
-    state(results, SEES_ONE, {"torch": {}}, arch="gfx1100")
     python = interpreter(tmp_path, f"assert sys.argv[5:] == ['--arch', 'gfx1100']\n{writes(profiled(active=True))}")
-    said = profiling.profile(results, load({"environment": {"python": python}}))
+    state(results, SEES_ONE, {"torch": {}}, arch="gfx1100", python=python)
+    said = profiling.profile(results, load({}))
     assert said == "3 forwards profiled on Radeon (gfx1100); 2 operators look like a fallback"
     text = (results.root / "profile" / "profile.md").read_text()
     assert "Patched: yes (DocLayout-YOLO: dilated convolutions, 30.00 ms before and 5.00 ms after)." in text
