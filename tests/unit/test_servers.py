@@ -92,3 +92,15 @@ def test_a_request_that_a_server_refuses_is_the_requests_fault(fakes: dict[str, 
     fakes["a"].error = StatusError(400)
     (error,) = ask(Servers(["a"], fakes.__getitem__, 1), 1)
     assert isinstance(error, StatusError)
+
+
+def test_a_key_that_is_refused_while_connecting_is_told_at_once() -> None:
+    class ServerError(RuntimeError):
+        """As mineru-vl-utils raises it when it asks for the model's name."""
+
+    def connect(url: str) -> Fake:
+        raise ServerError(f"Failed to get model name from {url}. Status code: 401, response body: no")
+
+    pool = Servers(["a"], connect, 60)
+    with pytest.raises(EngineDown, match="401"):
+        asyncio.run(pool.any_client())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Servers:
                 client = await self.client_of(server)
                 text: str = await client.aio_predict(image, prompt, sampling_params, priority)
             except Exception as error:
-                if getattr(error, "status_code", None) in _CLOSED:
+                if _status(error) in _CLOSED:
                     raise EngineDown(f"{server.url}: {error}") from error
                 if not _servers_fault(error):
                     self._good(server)
@@ -72,6 +73,8 @@ class Servers:
             try:
                 return await self.client_of(server)
             except Exception as error:
+                if _status(error) in _CLOSED:
+                    raise EngineDown(f"{server.url}: {error}") from error
                 if not _servers_fault(error):
                     raise
                 self._bad(server, error)
@@ -110,13 +113,20 @@ class Servers:
             print(f"{server.url}: {type(error).__name__}: {str(error)[:200]}; again in {pause:.0f} s", flush=True)
 
 
+def _status(error: Exception) -> int | None:
+    """Return the HTTP status of an error of mineru-vl-utils, which tells it as a field, or in its words alone."""
+    told = re.search(r"[Ss]tatus code: \[?(\d{3})", str(error))
+    found: int | None = getattr(error, "status_code", int(told[1]) if told else None)
+    return found
+
+
 def _servers_fault(error: Exception) -> bool:
     """Return whether the server failed, and not the request."""
-    status = getattr(error, "status_code", None)
-    if status is not None:
-        return status in _BUSY
     if isinstance(error, EngineDown):
         return False
+    status = _status(error)
+    if status is not None:
+        return status in _BUSY
     module = type(error).__module__
     # mineru-vl-utils' ServerError without a status: no connection, or an answer that is no answer.
     return (
