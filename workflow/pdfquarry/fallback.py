@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pypdfium2
@@ -33,8 +34,6 @@ class Fallback:
         return self._layer(box) if self._source == Source.TEXT else self._read(box)
 
     def _layer(self, box: Box) -> str:
-        import ctypes
-
         # The box is of the page as it is seen; PDFium's text is where it is before /Rotate.
         corners = []
         for x, y in ((box[0], box[1]), (box[2], box[3])):
@@ -62,7 +61,7 @@ class Fallback:
         return " ".join(line.text for line in sorted(inside, key=lambda line: (line.box[1], line.box[0])))
 
 
-def fill(page: pypdfium2.PdfPage, blocks: list[dict[str, Any]], reader: Fallback) -> list[str]:
+def fill(blocks: list[dict[str, Any]], reader: Fallback) -> list[str]:
     """Give each block that a model failed on the text in its region; return what it failed by, for each.
 
     A block that has no text here, either, keeps what the model said.

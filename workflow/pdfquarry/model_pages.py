@@ -84,7 +84,7 @@ def _blocks(
     if any(block.get("trouble") for block in blocks):
         page = document[index]
         try:
-            record.fallback = fill(page, blocks, Fallback(page, entry["source"], task.ocr_model, task.most_pixels))
+            record.fallback = fill(blocks, Fallback(page, entry["source"], task.ocr_model, task.most_pixels))
         finally:
             page.close()
     return raw_blocks(blocks, index == 0)
