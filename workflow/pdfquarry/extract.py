@@ -19,14 +19,13 @@ import filelock
 from pydantic import ValidationError
 
 from pdfquarry import files
-from pdfquarry.document import Task
 from pdfquarry.environment import versions
 from pdfquarry.plan import read_paths, read_shard
 from pdfquarry.records import PASSING, DocumentRecord, EngineReport, Receipt, State
 from pdfquarry.results import Results
 from pdfquarry.settings import Settings
 from pdfquarry.store import Store
-from pdfquarry.ways import ByEmbedded, ByModel, Way
+from pdfquarry.ways import ByEmbedded, ByModel, Way, tasks_of
 
 
 class Journal:
@@ -109,15 +108,8 @@ def _extract(results: Results, shard: str, settings: Settings, workers: int) -> 
         _count(count, record, pages[digest])
     # The longest first, so that the end of the shard is not one reader busy with a book.
     todo = sorted((p for p in live if p.digest not in finished), key=lambda planned: -planned.pages)
-    most = settings.limits
     model = settings.engine != "embedded"
-    dpi, layout = (settings.vlm.dpi, settings.detected) if model else (0, "")
-    tasks = [
-        Task(
-            p.digest, paths[p.digest], results.store, output, limits, settings.ocr_model, most.page_pixels, dpi, layout
-        )
-        for p in todo
-    ]
+    tasks = tasks_of(todo, paths, results, output, settings)
     report = _Progress(results.work(shard) / "progress.json", count)
     fresh: list[DocumentRecord] = []
     engine: EngineReport | None = None

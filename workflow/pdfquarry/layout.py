@@ -20,7 +20,7 @@ from pdfquarry.regions import Regions
 from pdfquarry.results import Results
 from pdfquarry.settings import Settings
 from pdfquarry.store import Store
-from pdfquarry.ways import engine_report
+from pdfquarry.ways import engine_report, tasks_of
 
 
 def layout(results: Results, shard: str, settings: Settings, workers: int) -> LayoutReceipt:
@@ -42,14 +42,7 @@ def _layout(results: Results, shard: str, settings: Settings, workers: int) -> L
     paths = read_paths(results.paths(shard))
     live = [planned for planned in read_shard(results.shard(shard)) if planned.digest in paths]
     todo = sorted((p for p in live if regions.get(p.digest) is None), key=lambda planned: -planned.pages)
-    limits, vlm = settings.limits, settings.vlm
-    tasks = [
-        Task(
-            *(p.digest, paths[p.digest], results.store, output, settings.limits_digest(), settings.ocr_model),
-            *(limits.page_pixels, vlm.dpi, settings.detected),
-        )
-        for p in todo
-    ]
+    tasks = tasks_of(todo, paths, results, output, settings)
     fresh: list[DocumentRecord] = []
     engine = None
     if tasks:

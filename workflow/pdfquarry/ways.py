@@ -12,6 +12,7 @@ from pdfquarry.arch import shown
 from pdfquarry.document import Task
 from pdfquarry.engines import EngineJob, Machine
 from pdfquarry.pages import Pages
+from pdfquarry.plan import Document
 from pdfquarry.readers import Death, Readers
 from pdfquarry.records import DocumentRecord, EngineReport, Stage
 from pdfquarry.regions import Regions
@@ -21,6 +22,18 @@ from pdfquarry.settings import Settings
 # Readers that one document may kill. Each death leaves out a page or sets a window's pages apart, so a document of a
 # few bad pages ends as partial; one that goes on killing is given up.
 MOST_DEATHS = 8
+
+
+def tasks_of(
+    planned: list[Document], paths: dict[str, list[str]], results: Results, output: str, settings: Settings
+) -> list[Task]:
+    """Return the tasks of planned documents, in their order; ``output`` is the digest that names their store."""
+    dpi, layout = (0, "") if settings.engine == "embedded" else (settings.vlm.dpi, settings.detected)
+    limits, pixels = settings.limits_digest(), settings.limits.page_pixels
+    return [
+        Task(one.digest, paths[one.digest], results.store, output, limits, settings.ocr_model, pixels, dpi, layout)
+        for one in planned
+    ]
 
 
 class Way(Protocol):
